@@ -1,0 +1,11 @@
+//! Buffers with one owner, and the leases that say who may read or write a buffer now.
+//!
+//! Three kinds of memory meet in a hand-off: memory kvbaton allocates ([`Buffer`]), files it maps ([`Mapped`])
+//! and memory that belongs to somebody else ([`Foreign`]). A [`Bytes`] is a shared, read-only handle on any of
+//! them. What the bytes mean (shape, strides, dtype) is not known here: see `kvbaton-layout`.
+
+mod buffer;
+mod mapped;
+
+pub use buffer::{Buffer, Bytes, Foreign, PAGE_BYTES};
+pub use mapped::{MapError, Mapped};

@@ -1,0 +1,3 @@
+//! Reads `.mlpackage` files.
+
+pub mod program;
