@@ -1,5 +1,7 @@
 //! Folders that are no packages, and packages that reach out of their folder.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

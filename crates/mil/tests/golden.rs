@@ -2,6 +2,8 @@
 //!
 //! `testdata/generate.py` writes both.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
