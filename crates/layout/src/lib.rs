@@ -14,6 +14,7 @@ mod dtype;
 mod error;
 mod live;
 mod model;
+pub mod presets;
 mod resolve;
 mod rules;
 
