@@ -144,6 +144,8 @@ pub enum ValueType {
     List(Box<ValueType>),
     /// A tuple (rare: results of control flow before unpacking).
     Tuple(Vec<ValueType>),
+    /// A dictionary of keys and values (rare: the result of a classifier).
+    Dictionary(Box<ValueType>, Box<ValueType>),
 }
 
 /// A value's place in [`Function::values`].
