@@ -1,0 +1,84 @@
+"""From functions to a ``.mlpackage`` folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .errors import ExportError
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences coremltools: its log lines, warnings and progress bars say nothing a user can act on."""
+    logger = logging.getLogger("coremltools")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def require_coremltools() -> None:
+    """Imports coremltools, quietly.
+
+    Raises:
+        ExportError: it is not installed (``dependency``).
+    """
+    # The level is set before the import, which logs about parts that only matter for running models.
+    try:
+        with quiet():
+            import coremltools  # noqa: F401
+    except ImportError as error:
+        raise ExportError(
+            "dependency", f"export needs coremltools: {error}", module=error.name or "coremltools"
+        ) from error
+
+
+def write_package(
+    functions: Mapping[str, object],
+    default: str,
+    out: Path,
+    metadata: Mapping[str, str],
+    description: str,
+) -> None:
+    """Lowers ``functions`` into one package at ``out``, which must not exist; equal weight ids share their bytes."""
+    from coremltools import ComputeUnit, PassPipeline, models
+    from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
+    from coremltools.converters.mil.mil import Program
+
+    from .program import OPSET
+
+    program = Program()
+    for name, function in functions.items():
+        program.add_function(name, function)
+    program.default_function_name = default
+    program.export_as_multifunction = True
+    with quiet(), tempfile.TemporaryDirectory(dir=out.parent) as weights:
+        # No optimisation passes: the builder emits the program that is wanted, op for op.
+        proto, _ = mil_convert_to_proto(
+            program,
+            "milinternal",
+            "mlprogram",
+            ConverterRegistry,
+            main_pipeline=PassPipeline.EMPTY,
+            specification_version=OPSET,
+            weights_dir=weights,
+        )
+        proto.description.metadata.shortDescription = description
+        proto.description.metadata.userDefined.update(metadata)
+        models.MLModel(
+            proto, weights_dir=weights, skip_model_load=True, compute_units=ComputeUnit.CPU_ONLY
+        ).save(str(out))
