@@ -33,7 +33,7 @@ fn packages() -> Vec<(String, Package, Value)> {
             all.push((name.clone(), open(&name), expected));
         }
     }
-    assert_eq!(all.len(), 11, "a package is missing");
+    assert_eq!(all.len(), 12, "a package is missing");
     all
 }
 

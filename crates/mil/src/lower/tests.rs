@@ -201,6 +201,13 @@ fn types_nested_without_end_are_refused_by_the_decoder() {
     assert!(parts.refusal().contains("recursion limit reached"));
 }
 
+#[test]
+fn an_operation_without_a_type_is_refused() {
+    let mut parts = plain();
+    parts.op("silu_0").r#type.clear();
+    assert_eq!(parts.refusal(), "function `main`, output `silu_0`: an operation has no type");
+}
+
 // Types.
 
 #[test]

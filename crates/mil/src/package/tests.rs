@@ -19,6 +19,16 @@ fn an_empty_model_is_refused() {
 }
 
 #[test]
+fn a_model_larger_than_any_program_is_refused_before_it_is_decoded() {
+    let model = vec![0; super::MODEL_LIMIT_BYTES + 1];
+    let error = Package::from_memory(&model, BTreeMap::new()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("`model.mlmodel` has 67108865 bytes; a program of more than 67108864"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_neural_network_is_refused() {
     // Field 500, `neuralNetwork`, empty.
     let model = [0x08, 0x04, 0xa2, 0x1f, 0x00];
