@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::MilError;
-use crate::program::{DataType, Function, Program, ValueId};
+use crate::program::{DataType, Function, Program, TensorType, ValueId};
 use crate::spec;
 
 /// The package's own description.
@@ -100,7 +100,11 @@ impl Description {
         }
         for function in wire.functions {
             let features = features(&function.name, function.input, function.output, function.state)?;
-            functions.insert(function.name, features);
+            if functions.insert(function.name.clone(), features).is_some() {
+                let reason = "the function is described twice".to_owned();
+                let feature = function.name.clone();
+                return Err(MilError::Description { function: function.name, feature, reason });
+            }
         }
         let texts = wire.metadata.unwrap_or_default();
         Ok(Description {
@@ -147,14 +151,34 @@ fn in_order(
         ids.iter().map(|&id| (function.value(id).name.as_str(), id)).collect();
     let mut ordered = Vec::with_capacity(ids.len());
     for feature in described {
-        match left.remove(feature.name.as_str()) {
-            Some(id) => ordered.push(id),
-            None => return fail(&feature.name, format!("the program has no such {what}")),
+        let Some(id) = left.remove(feature.name.as_str()) else {
+            return fail(&feature.name, format!("the program has no such {what}"));
+        };
+        if let Some(reason) = contradiction(feature, function.tensor(id)) {
+            return fail(&feature.name, reason);
         }
+        ordered.push(id);
     }
     match left.keys().next() {
         Some(name) => fail(name, format!("this {what} of the program is not described")),
         None => Ok(ordered),
+    }
+}
+
+/// How `feature` differs from its type in the program. What either leaves open is no difference.
+fn contradiction(feature: &Feature, ty: Option<&TensorType>) -> Option<String> {
+    let (FeatureKind::Array(array), Some(ty)) = (&feature.kind, ty) else { return None };
+    if let Some(dtype) = array.dtype
+        && dtype != ty.dtype
+    {
+        return Some(format!("it is described as {dtype} but the program has {ty}"));
+    }
+    let fixed = array.flexibility == Flexibility::Fixed && !array.shape.is_empty();
+    match ty.fixed_shape() {
+        Some(shape) if fixed && shape != array.shape => {
+            Some(format!("it is described as {:?} but the program has {ty}", array.shape))
+        }
+        _ => None,
     }
 }
 
@@ -242,3 +266,6 @@ fn data_type(number: i32) -> Result<Option<DataType>, String> {
         _ => return Err(format!("the array type number {number} is unknown")),
     }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,12 +11,24 @@ mod blob;
 mod container;
 mod description;
 mod error;
+mod inspect;
+mod interface;
 mod lower;
+mod neural_engine;
 mod package;
 pub mod program;
 mod spec;
+#[cfg(test)]
+mod testing;
 
 pub use container::Manifest;
 pub use description::{ArrayFeature, Description, Feature, FeatureKind, Features, Flexibility, SizeRange};
 pub use error::{BlobError, MilError, Place, ProgramError};
+pub use inspect::{
+    FeatureInspection, FunctionInspection, Inspection, Requires, WeightsInspection, WeightsOfType, inspect,
+};
+pub use interface::{
+    CacheArray, CacheInterface, CapacityGuess, Declared, Discovered, LAYOUT_KEY, MODEL_KEY, Part, Port,
+};
+pub use neural_engine::Warning;
 pub use package::Package;

@@ -160,3 +160,6 @@ impl std::fmt::Debug for Package {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
