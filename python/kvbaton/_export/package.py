@@ -82,3 +82,11 @@ def write_package(
         models.MLModel(
             proto, weights_dir=weights, skip_model_load=True, compute_units=ComputeUnit.CPU_ONLY
         ).save(str(out))
+    _share_alike(out)
+
+
+def _share_alike(folder: Path) -> None:
+    """Gives all parts the folder's own permissions; coremltools leaves some readable by the owner alone."""
+    mode = folder.stat().st_mode & 0o777
+    for part in folder.rglob("*"):
+        part.chmod(mode if part.is_dir() else mode & 0o666)

@@ -8,7 +8,7 @@ after it are not live.
 What the Neural Engine and fp16 ask for:
 
 - RMS norm is ``layer_norm`` of ``[x, -x]``, whose mean is 0 and whose variance is ``mean(x²)``. Squaring in fp16
-  would overflow: SmolLM2's residual reaches 2790. Its epsilon is fp32, because 1e-6 is not an fp16 number.
+  would overflow: SmolLM2's residual reaches 2790.
 - Softmax is spelled out; the fused attention op gives wrong results on some Neural Engines.
 - Tensors have at most four axes, and K/V are repeated for their query heads only inside a layer.
 """
@@ -159,7 +159,7 @@ class _Builder:
     def rms_norm(self, x: Var, gain: str, width: int) -> Var:
         """``x / sqrt(mean(x²) + eps) * gain`` over the last axis, through ``layer_norm`` of ``[x, -x]``."""
         both = mb.concat(values=[x, mb.mul(x=x, y=np.float16(-1))], axis=-1)
-        normed = mb.layer_norm(x=both, axes=[-1], epsilon=np.float32(self.config.norm_eps))
+        normed = mb.layer_norm(x=both, axes=[-1], epsilon=_epsilon(self.config.norm_eps))
         half, _ = mb.split(x=normed, num_splits=2, axis=-1)
         return mb.mul(x=half, y=self.weight(gain, (width,)))
 
@@ -181,6 +181,16 @@ class _Builder:
             constant.op.weight_id = name
             self.constants[name] = constant
         return self.constants[name]
+
+
+def _epsilon(value: float) -> np.float16 | np.float32:
+    """The norm's epsilon, in the dtype of the activations where that is close enough.
+
+    fp16 rounds 1e-5 by 0.1 % and 1e-6 by 4.6 %; both vanish beside any mean square that is not itself near zero.
+    Smaller ones lose their value, so they stay fp32, which the iOS 17 ``layer_norm`` takes beside fp16 data.
+    """
+    half = np.float16(value)
+    return half if abs(float(half) - value) < 0.05 * value else np.float32(value)
 
 
 def _named(name: str | None) -> dict[str, str]:
