@@ -5,6 +5,7 @@ Importing this package is cheap: coremltools is imported when an export begins.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from .config import ModelConfig, read_config, read_model_spec
 from .errors import ExportError
-from .layout import KvOutputs, kv_groups, layout_toml
+from .layout import KvGroup, KvOutputs, kv_groups, layout_toml
 from .package import quiet, require_coremltools, write_package
 from .weights import Half, Weights
 
@@ -105,7 +106,7 @@ def export(
 
 
 def _build(
-    config: ModelConfig, weights: Weights, sizes: tuple[int, ...], groups: list, report: Progress
+    config: ModelConfig, weights: Weights, sizes: tuple[int, ...], groups: list[KvGroup], report: Progress
 ) -> dict[str, object]:
     from .program import build_function
 
@@ -186,9 +187,11 @@ def _put_in_place(written: Path, out: Path, aside: Path, force: bool) -> None:
 
 def _native_digest(folder: Path) -> str:
     try:
-        from kvbaton import _native
+        native = importlib.import_module("kvbaton._native")
     except ImportError as error:
         raise ExportError(
-            "dependency", f"the weights' digest needs kvbaton's native module: {error}", module="kvbaton._native"
+            "dependency",
+            f"the weights' digest needs kvbaton's native module: {error}",
+            module="kvbaton._native",
         ) from error
-    return str(_native.weights_digest(str(folder)))
+    return str(native.weights_digest(str(folder)))

@@ -106,8 +106,8 @@ class _Builder:
         k = self.linear(h, attn + "k_proj.weight", kv_width, hidden, config.qkv_bias)
         v = self.linear(h, attn + "v_proj.weight", kv_width, hidden, config.qkv_bias)
         q = self.rotate(self.heads(q, config.heads, attn + "q_norm.weight"))
-        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), output and output.key)
-        v = self.heads(v, config.kv_heads, name=output and output.value)
+        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), output.key if output else None)
+        v = self.heads(v, config.kv_heads, name=output.value if output else None)
 
         a = self.attention(q, k, v)
         a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, self.rows, queries_width])

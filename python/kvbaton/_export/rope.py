@@ -15,7 +15,7 @@ def periods(rope: Rope) -> Float64:
 
     For ``llama3`` these are mlx-lm's ``Llama3RoPE._freqs``; ``linear`` stretches positions by its factor.
     """
-    base = rope.theta ** (np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims)
+    base: Float64 = rope.theta ** (np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims)
     scaling = rope.scaling
     if scaling["kind"] == "linear":
         return base * scaling["factor"]
@@ -25,12 +25,13 @@ def periods(rope: Rope) -> Float64:
     context = scaling["original_max_position_embeddings"]
     wavelength = 2 * np.pi * base
     # Long waves are stretched, short ones kept, those between are blended.
-    stretched = np.where(wavelength > context / low, base * factor, base)
+    stretched: Float64 = np.where(wavelength > context / low, base * factor, base)
     between = (wavelength > context / high) & (wavelength < context / low)
     if not between.any():
         return stretched
     smooth = (context / wavelength - low) / (high - low)
-    return np.where(between, base / ((1 - smooth) / factor + smooth), stretched)
+    blended: Float64 = np.where(between, base / ((1 - smooth) / factor + smooth), stretched)
+    return blended
 
 
 def tables(rope: Rope, rows: int) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float16]]:

@@ -20,7 +20,7 @@ HALF_MAX = 65504.0
 """The largest finite fp16 value."""
 
 # bfloat16 is kept as its bits until it is widened.
-_DTYPES = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
     "F32": np.dtype("<f4"),
@@ -83,11 +83,11 @@ class Weights:
             values: npt.NDArray[Any] = self._dequantized(path, shape)
         else:
             stored = self._find(name)
-            _check_shape(name, stored.shape, shape)
             if stored.dtype == "U32":
                 raise ExportError(
                     "weights", f"tensor {name} is packed (U32) but has no scales", tensor=name, dtype="U32"
                 )
+            _check_shape(name, stored.shape, shape)
             values = _widened(stored)
         return _to_half(name, values)
 
