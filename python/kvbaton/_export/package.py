@@ -54,7 +54,7 @@ def write_package(
     metadata: Mapping[str, str],
     description: str,
 ) -> None:
-    """Lowers ``functions`` into one package at ``out``, which must not exist; equal weight ids share their bytes."""
+    """Lowers ``functions`` into one new package at ``out``; constants of one weight id share their bytes."""
     from coremltools import ComputeUnit, PassPipeline, models
     from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
     from coremltools.converters.mil.mil import Program

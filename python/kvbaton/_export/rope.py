@@ -11,11 +11,12 @@ Float64 = npt.NDArray[np.float64]
 
 
 def periods(rope: Rope) -> Float64:
-    """The period divisor of each pair, shape ``(dims / 2,)``: position ``p`` turns pair ``i`` by ``p / periods[i]``.
+    """The divisors of positions, shape ``(dims / 2,)``: ``p`` turns pair ``i`` by ``p / periods[i]``.
 
     For ``llama3`` these are mlx-lm's ``Llama3RoPE._freqs``; ``linear`` stretches positions by its factor.
     """
-    base: Float64 = rope.theta ** (np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims)
+    exponents = np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims
+    base: Float64 = np.power(rope.theta, exponents)
     scaling = rope.scaling
     if scaling["kind"] == "linear":
         return base * scaling["factor"]
@@ -35,7 +36,7 @@ def periods(rope: Rope) -> Float64:
 
 
 def tables(rope: Rope, rows: int) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float16]]:
-    """Cosine and sine of positions ``0..rows``, each ``(rows, dims)`` fp16, both halves of the lanes alike."""
+    """Cosine and sine of positions ``0..rows``, each ``(rows, dims)`` fp16, both halves alike."""
     angles = np.arange(rows, dtype=np.float64)[:, None] / periods(rope)
     angles = np.concatenate([angles, angles], axis=-1)
     return np.cos(angles).astype(np.float16), np.sin(angles).astype(np.float16)
