@@ -61,7 +61,11 @@ impl Printer {
     pub(crate) fn progress(&self) -> ProgressBar {
         let bar = ProgressBar::no_length();
         let visible = !self.json && std::io::stderr().is_terminal();
-        bar.set_draw_target(if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
+        bar.set_draw_target(if visible {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        });
         if let Ok(style) = ProgressStyle::with_template("{msg:30} {bar:30} {pos}/{len}") {
             bar.set_style(style);
         }
@@ -92,8 +96,9 @@ pub(crate) fn seconds(s: f64) -> String {
 /// Rows as aligned columns: the first to the left, the others to the right.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..columns).map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..columns)
+        .map(|c| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0))
+        .collect();
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();

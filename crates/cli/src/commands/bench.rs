@@ -54,7 +54,18 @@ fn handoff(verb: &BenchHandoff, host: Option<&dyn Host>, printer: &Printer) -> R
         m.cold.gigabytes_per_second,
         report.rows.first().map_or(0, |r| r.threads),
     ));
-    let header = ["context", "live rows", "bytes", "copies", "plan", "copy", "GB/s", "of memcpy", "cold copy", "of cold memcpy"];
+    let header = [
+        "context",
+        "live rows",
+        "bytes",
+        "copies",
+        "plan",
+        "copy",
+        "GB/s",
+        "of memcpy",
+        "cold copy",
+        "of cold memcpy",
+    ];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(report.rows.iter().map(handoff_cells));
     printer.data(&table(&rows));

@@ -4,15 +4,16 @@ use std::time::Instant;
 
 use kvbaton::layout::ModelSpec;
 use kvbaton::{
-    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Waived, check_compatible,
+    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Waived,
+    check_compatible,
 };
 use serde::Serialize;
 
 use super::{need_host, read_text};
+use crate::Host;
 use crate::args::{Different, Prompt, Run};
 use crate::host::{Decoder, DecoderRequest, Generated};
 use crate::printer::{Printer, bytes, seconds, table};
-use crate::Host;
 
 /// The JSON document.
 #[derive(Serialize)]
@@ -189,7 +190,10 @@ fn summary(report: &Report) -> String {
         Some(p) => rows.push(row(
             "prefill",
             p.seconds,
-            format!("{} tokens, {:.0} tokens/s, {} on {}", p.tokens, p.tokens_per_second, p.function, p.engine),
+            format!(
+                "{} tokens, {:.0} tokens/s, {} on {}",
+                p.tokens, p.tokens_per_second, p.function, p.engine
+            ),
         )),
         None => rows.push(row("prefill", 0.0, "skipped: a prompt of one token".to_owned())),
     }
