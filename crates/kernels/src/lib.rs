@@ -7,6 +7,7 @@
 //! Every kernel has a scalar definition that the fast bodies are tested against. A fast body is reached through a
 //! capability that exists only where the CPU can run it.
 
+mod arch;
 mod boxes;
 mod elem;
 mod tally;

@@ -23,7 +23,7 @@ pub use dtype::DType;
 pub use error::LayoutError;
 pub use live::LiveRows;
 pub use model::{CacheSpec, LayerSpec, Mismatch, ModelSpec, RopeScaling, RopeSpec, Window};
-pub use resolve::{Block, BoundTensor, Resolved, TensorInfo, contiguous_strides};
+pub use resolve::{Block, BoundTensor, Resolved, Sizes, TensorInfo, contiguous_strides};
 pub use rules::{
     Encoding, Inputs, LayerSet, Layout, NameTemplate, Outputs, Part, Placement, Role, TensorRule,
 };

@@ -3,7 +3,11 @@
 use crate::{Layout, LayoutError};
 
 /// Name and text of every preset, in the order in which they are listed.
-const PRESETS: &[(&str, &str)] = &[("mlx-lm", include_str!("../presets/mlx-lm.toml"))];
+const PRESETS: &[(&str, &str)] = &[
+    ("kvbaton-stacked", include_str!("../presets/kvbaton-stacked.toml")),
+    ("kvbaton-per-layer", include_str!("../presets/kvbaton-per-layer.toml")),
+    ("mlx-lm", include_str!("../presets/mlx-lm.toml")),
+];
 
 /// The names of all presets.
 pub fn names() -> impl Iterator<Item = &'static str> {

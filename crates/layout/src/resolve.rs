@@ -119,6 +119,19 @@ pub struct BoundTensor {
     pub writable: bool,
 }
 
+/// Sizes that a layout leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Slots of a layer that keeps the whole context.
+    pub capacity: usize,
+    /// Element type where a rule names none.
+    pub dtype: DType,
+    /// Slots of a block, for paged layouts.
+    pub block_rows: usize,
+    /// Bytes from one innermost line to the next; packed when absent.
+    pub row_stride_bytes: Option<usize>,
+}
+
 impl Layout {
     /// Binds the layout to a model, to tensors and to the rows that are live in them.
     ///
@@ -166,6 +179,37 @@ impl Layout {
             .map(|t| BoundTensor { name: t.name.clone(), len_bytes: t.len_bytes, writable: t.is_injective() })
             .collect();
         Ok(Resolved { blocks, tensors, tokens_seen: live.tokens_seen })
+    }
+
+    /// The tensors this layout wants for a model, packed unless `sizes` pads them.
+    ///
+    /// # Errors
+    ///
+    /// When a rule does not fit the model.
+    pub fn tensors(&self, cache: &CacheSpec, sizes: &Sizes) -> Result<Vec<TensorInfo>, LayoutError> {
+        let mut tensors: Vec<TensorInfo> = Vec::new();
+        for rule in &self.tensors {
+            let layers = select(rule, cache, &self.name)?;
+            let bound = Bound {
+                layout: self,
+                rule,
+                cache,
+                layers: &layers,
+                tensors: &[],
+                live: &LiveRows::default(),
+            };
+            for (index, &layer) in layers.iter().enumerate() {
+                let stacked = if rule.name.is_per_layer() { &layers[index..=index] } else { &layers[..] };
+                let heads = if rule.name.is_per_head() { heads_of(&cache.layers[layer]) } else { 1 };
+                for head in 0..heads {
+                    let name = rule.name.fill(layer, index, head);
+                    if !tensors.iter().any(|t| t.name == name) {
+                        tensors.push(bound.packed(name, layer, stacked, sizes)?);
+                    }
+                }
+            }
+        }
+        Ok(tensors)
     }
 
     /// The names of the tensors this layout reads or writes for a model.
@@ -293,6 +337,62 @@ impl Bound<'_> {
 
     fn problem(&self, problem: String) -> LayoutError {
         LayoutError::BadLayout { layout: self.layout.name.clone(), problem }
+    }
+
+    /// A tensor of this rule for the layers `stacked` in it.
+    fn packed(
+        &self,
+        name: String,
+        layer: usize,
+        stacked: &[usize],
+        sizes: &Sizes,
+    ) -> Result<TensorInfo, LayoutError> {
+        let dtype = self.rule.dtype.unwrap_or(sizes.dtype);
+        let mut info = TensorInfo::contiguous(name, dtype, &[]);
+        let spec = &self.cache.layers[layer];
+        let paged = self.rule.axes.has(Axis::Block);
+        for dimension in self.rule.axes.dimensions() {
+            let mut size = 1usize;
+            for &axis in &dimension.0 {
+                let of_axis = match (axis, spec) {
+                    (Axis::Row, LayerSpec::Recurrent { conv_steps, .. }) => *conv_steps,
+                    (Axis::Row, _) if paged => sizes.block_rows,
+                    (Axis::Block, _) => sizes.capacity.div_ceil(sizes.block_rows.max(1)),
+                    (Axis::Row, LayerSpec::Sliding { window, .. }) => {
+                        // A window that moves has its own size; one that does not holds the whole context.
+                        match self.rule.placement.unwrap_or(self.layout.placement) {
+                            Placement::Left | Placement::LeftPadded | Placement::Paged => sizes.capacity,
+                            Placement::Right | Placement::Ring | Placement::RingIndexed => window.size,
+                        }
+                    }
+                    (Axis::Row, _) => sizes.capacity,
+                    _ => self.axis_size(axis, stacked, &info)?.unwrap_or(1),
+                };
+                size = size
+                    .checked_mul(of_axis)
+                    .ok_or_else(|| LayoutError::TooLarge { tensor: info.name.clone() })?;
+            }
+            info.shape.push(size);
+        }
+        let too_large = || LayoutError::TooLarge { tensor: info.name.clone() };
+        let mut stride = dtype.size_bytes();
+        let mut strides = Vec::new();
+        for (i, &size) in info.shape.iter().rev().enumerate() {
+            strides.push(stride);
+            stride = stride.checked_mul(size.max(1)).ok_or_else(too_large)?;
+            if let (0, Some(pitch)) = (i, sizes.row_stride_bytes) {
+                if pitch < stride || pitch % dtype.size_bytes() != 0 {
+                    return Err(self.problem(format!(
+                        "a row stride of {pitch} bytes does not hold the {stride} bytes of a row of tensor `{}`",
+                        info.name
+                    )));
+                }
+                stride = pitch;
+            }
+        }
+        strides.reverse();
+        let len_bytes = if info.shape.contains(&0) { 0 } else { stride };
+        Ok(TensorInfo { strides_bytes: strides, len_bytes, ..info })
     }
 
     fn find(&self, name: &str) -> Result<usize, LayoutError> {

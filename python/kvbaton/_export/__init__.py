@@ -5,9 +5,9 @@ Importing this package is cheap: coremltools is imported when an export begins.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from .config import ModelConfig, read_config, read_model_spec
 from .errors import ExportError
-from .layout import KvOutputs, kv_groups, layout_toml
-from .package import quiet, require_coremltools, write_package
+from .layout import KvGroup, KvOutputs, kv_groups, layout_toml
+from .package import require_coremltools, write_package
 from .weights import Half, Weights
 
 __all__ = ["ExportError", "ExportReport", "KvOutputs", "export", "read_model_spec"]
@@ -53,10 +53,10 @@ def export(
 ) -> ExportReport:
     """Writes ``out``, a package with one function ``prefill_<S>`` for every bucket of S tokens.
 
-    ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. An existing ``out`` is
-    replaced only with ``force``; a failure or an interrupt leaves what was there. ``progress(stage, done, total)`` is
-    called between steps. ``digest(folder)`` gives the text stored as ``weights_digest``; by default the native module
-    computes it.
+    ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. An existing ``out``
+    is replaced only with ``force``; a failure or an interrupt leaves what was there. ``progress(stage, done,
+    total)`` is called between steps. ``digest(folder)`` gives the text stored as ``weights_digest``; by
+    default the native module computes it.
 
     Raises:
         ExportError: see its kinds.
@@ -105,7 +105,7 @@ def export(
 
 
 def _build(
-    config: ModelConfig, weights: Weights, sizes: tuple[int, ...], groups: list, report: Progress
+    config: ModelConfig, weights: Weights, sizes: tuple[int, ...], groups: list[KvGroup], report: Progress
 ) -> dict[str, object]:
     from .program import build_function
 
@@ -186,9 +186,11 @@ def _put_in_place(written: Path, out: Path, aside: Path, force: bool) -> None:
 
 def _native_digest(folder: Path) -> str:
     try:
-        from kvbaton import _native
+        native = importlib.import_module("kvbaton._native")
     except ImportError as error:
         raise ExportError(
-            "dependency", f"the weights' digest needs kvbaton's native module: {error}", module="kvbaton._native"
+            "dependency",
+            f"the weights' digest needs kvbaton's native module: {error}",
+            module="kvbaton._native",
         ) from error
-    return str(_native.weights_digest(str(folder)))
+    return str(native.weights_digest(str(folder)))

@@ -1,8 +1,8 @@
 """What an MLX model folder's ``config.json`` says, read the way mlx-lm reads it.
 
-The prefill package hands its cache to mlx-lm, so a setting that mlx-lm ignores is ignored here too as long as it
-cannot change a value, and refused by name when it can. Rules follow mlx-lm 0.32: ``models/llama.py`` (which also
-serves ``mistral``), ``qwen2.py``, ``qwen3.py`` and ``rope_utils.py``.
+The prefill package hands its cache to mlx-lm, so a setting that mlx-lm ignores is ignored here too as long as
+it cannot change a value, and refused by name when it can. Rules follow mlx-lm 0.32: ``models/llama.py``
+(which also serves ``mistral``), ``qwen2.py``, ``qwen3.py`` and ``rope_utils.py``.
 """
 
 from __future__ import annotations
@@ -243,17 +243,16 @@ def _refuse_sliding_layers(raw: Mapping[str, Any], layers: int) -> None:
 
 
 def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int) -> int:
-    explicit = raw.get("head_dim")
-    if raw["model_type"] == "qwen3":
-        head_dim = _size(raw, "head_dim")
-    elif explicit is not None and raw["model_type"] != "qwen2":
+    # mlx-lm asks qwen3 for it, and computes qwen2's whatever the config says.
+    model_type = raw["model_type"]
+    if model_type == "qwen3" or (model_type != "qwen2" and raw.get("head_dim") is not None):
         head_dim = _size(raw, "head_dim")
     else:
         head_dim, rest = divmod(hidden, heads)
         if rest:
             raise ExportError(
                 "config",
-                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and no head_dim is given",
+                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is absent",
                 hidden_size=hidden,
                 num_attention_heads=heads,
             )

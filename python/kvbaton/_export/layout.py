@@ -10,7 +10,7 @@ from .errors import ExportError
 KvOutputs = Literal["stacked", "grouped", "per-layer"]
 
 SURFACE_ROWS = 16_384
-"""Rows that every IOSurface can have: an output is one surface, its rows are all axes but the last, multiplied."""
+"""Rows that every IOSurface can have; an output has one for each index of all its axes but the last."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class KvGroup:
 def kv_groups(kv_outputs: KvOutputs, layers: int, kv_heads: int, largest_bucket: int) -> list[KvGroup]:
     """Splits the layers into outputs; every function of a package gets the same split.
 
-    ``grouped`` takes as many layers as keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS` at the largest
-    bucket, and at least one.
+    ``grouped`` takes as many layers as keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS` at the
+    largest bucket, and at least one.
 
     Raises:
         ExportError: an unknown ``kv_outputs`` (``output``).
@@ -51,7 +51,7 @@ def kv_groups(kv_outputs: KvOutputs, layers: int, kv_heads: int, largest_bucket:
 
 
 def layout_toml(kv_outputs: KvOutputs, groups: list[KvGroup]) -> str:
-    """The layout description stored in the package: which outputs hold which part of the cache, axis by axis."""
+    """The layout description kept in the package: which output holds which part of the cache."""
     lines = [
         f'name = "kvbaton-{kv_outputs}"',
         'placement = "left"',
@@ -63,13 +63,13 @@ def layout_toml(kv_outputs: KvOutputs, groups: list[KvGroup]) -> str:
         "[outputs]",
         'logits = "logits"',
     ]
+    tensors: list[tuple[str, str, str, list[int] | None]] = []
     if kv_outputs == "per-layer":
         tensors = [
             (f"{part}_cache_{{layer}}", part, "batch kv_head row head_dim", None) for part in ("key", "value")
         ]
     else:
         axes = "layer kv_head row head_dim"
-        tensors = []
         for group in groups:
             held = None if kv_outputs == "stacked" else list(group.layers)
             tensors += [(group.key, "key", axes, held), (group.value, "value", axes, held)]

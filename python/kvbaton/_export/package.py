@@ -54,7 +54,7 @@ def write_package(
     metadata: Mapping[str, str],
     description: str,
 ) -> None:
-    """Lowers ``functions`` into one package at ``out``, which must not exist; equal weight ids share their bytes."""
+    """Lowers ``functions`` into one new package at ``out``; constants of one weight id share their bytes."""
     from coremltools import ComputeUnit, PassPipeline, models
     from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
     from coremltools.converters.mil.mil import Program
@@ -82,3 +82,11 @@ def write_package(
         models.MLModel(
             proto, weights_dir=weights, skip_model_load=True, compute_units=ComputeUnit.CPU_ONLY
         ).save(str(out))
+    _share_alike(out)
+
+
+def _share_alike(folder: Path) -> None:
+    """Gives all parts the folder's own permissions; coremltools leaves some readable by the owner alone."""
+    mode = folder.stat().st_mode & 0o777
+    for part in folder.rglob("*"):
+        part.chmod(mode if part.is_dir() else mode & 0o666)

@@ -1,14 +1,14 @@
 """The prefill program, built op by op with coremltools' ``mb`` builder.
 
 One function computes one bucket of S tokens: ``input_ids`` (1, S) int32 and ``last_index`` (1,) int32 give
-``logits`` (1, vocab) of the row ``last_index`` and the cache of all S rows. Prompts are padded on the right: the
-causal mask keeps every row blind to what follows, so rows up to ``last_index`` never see the padding, and rows
-after it are not live.
+``logits`` (1, vocab) of the row ``last_index`` and the cache of all S rows. Prompts are padded on the right:
+the causal mask keeps every row blind to what follows, so rows up to ``last_index`` never see the padding, and
+rows after it are not live.
 
 What the Neural Engine and fp16 ask for:
 
-- RMS norm is ``layer_norm`` of ``[x, -x]``, whose mean is 0 and whose variance is ``mean(x²)``. Squaring in fp16
-  would overflow: SmolLM2's residual reaches 2790. Its epsilon is fp32, because 1e-6 is not an fp16 number.
+- RMS norm is ``layer_norm`` of ``[x, -x]``, whose mean is 0 and whose variance is ``mean(x²)``. Squaring in
+  fp16 would overflow: SmolLM2's residual reaches 2790.
 - Softmax is spelled out; the fused attention op gives wrong results on some Neural Engines.
 - Tensors have at most four axes, and K/V are repeated for their query heads only inside a layer.
 """
@@ -43,7 +43,7 @@ def build_function(
     groups: list[KvGroup],
     layer_done: Callable[[], None] = lambda: None,
 ) -> Function:
-    """Builds the function for ``rows`` tokens; ``take(name, shape)`` gives each weight, the same array every time."""
+    """Builds the function for ``rows`` tokens; ``take(name, shape)`` gives each weight."""
 
     @mb.function(  # type: ignore[untyped-decorator]
         input_specs=[mb.TensorSpec((1, rows), dtype=types.int32), mb.TensorSpec((1,), dtype=types.int32)],
@@ -94,7 +94,7 @@ class _Builder:
         return outputs
 
     def layer(self, index: int, x: Var, output: KvGroup | None) -> tuple[Var, Var, Var]:
-        """One block: x (1, S, E) to the same shape, with this layer's K and V, each (1, kv_heads, S, head_dim)."""
+        """One block: x (1, S, E) to the same shape; also its K and V, each (1, kv_heads, S, head_dim)."""
         config = self.config
         path = f"model.layers.{index}."
         attn, mlp = path + "self_attn.", path + "mlp."
@@ -106,8 +106,9 @@ class _Builder:
         k = self.linear(h, attn + "k_proj.weight", kv_width, hidden, config.qkv_bias)
         v = self.linear(h, attn + "v_proj.weight", kv_width, hidden, config.qkv_bias)
         q = self.rotate(self.heads(q, config.heads, attn + "q_norm.weight"))
-        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), output and output.key)
-        v = self.heads(v, config.kv_heads, name=output and output.value)
+        key_name, value_name = (output.key, output.value) if output else (None, None)
+        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), key_name)
+        v = self.heads(v, config.kv_heads, name=value_name)
 
         a = self.attention(q, k, v)
         a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, self.rows, queries_width])
@@ -121,7 +122,7 @@ class _Builder:
         return mb.add(x=x, y=down), k, v
 
     def heads(self, x: Var, count: int, norm: str | None = None, name: str | None = None) -> Var:
-        """(1, S, count * head_dim) to (1, count, S, head_dim), normalised per head where the model does that."""
+        """(1, S, count * head_dim) to (1, count, S, head_dim), normalised if the model has head norms."""
         x = mb.reshape(x=x, shape=[1, self.rows, count, self.config.head_dim])
         if norm is not None and self.config.head_norm:
             x = self.rms_norm(x, norm, self.config.head_dim)
@@ -147,7 +148,7 @@ class _Builder:
         return mb.matmul(x=weights, y=v)
 
     def repeat(self, x: Var) -> Var:
-        """(1, kv_heads, S, head_dim) to (1, heads, S, head_dim): each KV head once for every query head it serves."""
+        """(1, kv_heads, S, head_dim) to (1, heads, S, head_dim): a KV head for each of its query heads."""
         config = self.config
         times = config.heads // config.kv_heads
         if times == 1:
@@ -159,7 +160,7 @@ class _Builder:
     def rms_norm(self, x: Var, gain: str, width: int) -> Var:
         """``x / sqrt(mean(x²) + eps) * gain`` over the last axis, through ``layer_norm`` of ``[x, -x]``."""
         both = mb.concat(values=[x, mb.mul(x=x, y=np.float16(-1))], axis=-1)
-        normed = mb.layer_norm(x=both, axes=[-1], epsilon=np.float32(self.config.norm_eps))
+        normed = mb.layer_norm(x=both, axes=[-1], epsilon=_epsilon(self.config.norm_eps))
         half, _ = mb.split(x=normed, num_splits=2, axis=-1)
         return mb.mul(x=half, y=self.weight(gain, (width,)))
 
@@ -181,6 +182,16 @@ class _Builder:
             constant.op.weight_id = name
             self.constants[name] = constant
         return self.constants[name]
+
+
+def _epsilon(value: float) -> np.float16 | np.float32:
+    """The norm's epsilon, in the dtype of the activations where that is close enough.
+
+    fp16 rounds 1e-5 by 0.1 % and 1e-6 by 4.6 %; both vanish beside a mean square that is not itself near
+    zero. Smaller ones lose their value, so they stay fp32: since iOS 17 ``layer_norm`` takes that beside fp16.
+    """
+    half = np.float16(value)
+    return half if abs(float(half) - value) < 0.05 * value else np.float32(value)
 
 
 def _named(name: str | None) -> dict[str, str]:

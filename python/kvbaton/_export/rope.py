@@ -11,11 +11,12 @@ Float64 = npt.NDArray[np.float64]
 
 
 def periods(rope: Rope) -> Float64:
-    """The period divisor of each pair, shape ``(dims / 2,)``: position ``p`` turns pair ``i`` by ``p / periods[i]``.
+    """The divisors of positions, shape ``(dims / 2,)``: ``p`` turns pair ``i`` by ``p / periods[i]``.
 
     For ``llama3`` these are mlx-lm's ``Llama3RoPE._freqs``; ``linear`` stretches positions by its factor.
     """
-    base = rope.theta ** (np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims)
+    exponents = np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims
+    base: Float64 = np.power(rope.theta, exponents)
     scaling = rope.scaling
     if scaling["kind"] == "linear":
         return base * scaling["factor"]
@@ -25,16 +26,17 @@ def periods(rope: Rope) -> Float64:
     context = scaling["original_max_position_embeddings"]
     wavelength = 2 * np.pi * base
     # Long waves are stretched, short ones kept, those between are blended.
-    stretched = np.where(wavelength > context / low, base * factor, base)
+    stretched: Float64 = np.where(wavelength > context / low, base * factor, base)
     between = (wavelength > context / high) & (wavelength < context / low)
     if not between.any():
         return stretched
     smooth = (context / wavelength - low) / (high - low)
-    return np.where(between, base / ((1 - smooth) / factor + smooth), stretched)
+    blended: Float64 = np.where(between, base / ((1 - smooth) / factor + smooth), stretched)
+    return blended
 
 
 def tables(rope: Rope, rows: int) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float16]]:
-    """Cosine and sine of positions ``0..rows``, each ``(rows, dims)`` fp16, both halves of the lanes alike."""
+    """Cosine and sine of positions ``0..rows``, each ``(rows, dims)`` fp16, both halves alike."""
     angles = np.arange(rows, dtype=np.float64)[:, None] / periods(rope)
     angles = np.concatenate([angles, angles], axis=-1)
     return np.cos(angles).astype(np.float16), np.sin(angles).astype(np.float16)

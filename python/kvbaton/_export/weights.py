@@ -1,7 +1,7 @@
 """Weights of an MLX model folder as fp16 arrays: sharded or not, bf16 or fp32, affine-quantised or plain.
 
-Reads safetensors directly, because numpy has no bfloat16. Arithmetic is numpy's alone, so export gives the same
-bytes with and without mlx installed.
+Reads safetensors directly, because numpy has no bfloat16. Arithmetic is numpy's alone, so export gives the
+same bytes with and without mlx installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HALF_MAX = 65504.0
 """The largest finite fp16 value."""
 
 # bfloat16 is kept as its bits until it is widened.
-_DTYPES = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
     "F32": np.dtype("<f4"),
@@ -83,11 +83,11 @@ class Weights:
             values: npt.NDArray[Any] = self._dequantized(path, shape)
         else:
             stored = self._find(name)
-            _check_shape(name, stored.shape, shape)
             if stored.dtype == "U32":
                 raise ExportError(
                     "weights", f"tensor {name} is packed (U32) but has no scales", tensor=name, dtype="U32"
                 )
+            _check_shape(name, stored.shape, shape)
             values = _widened(stored)
         return _to_half(name, values)
 
@@ -157,8 +157,9 @@ def dequantize(
 ) -> Single:
     """MLX affine dequantisation: ``scale * q + bias`` per group of the last axis, in f32.
 
-    ``packed`` is (rows, lanes * bits / 32), ``scales`` and ``biases`` (rows, lanes / group_size); the result is
-    (rows, lanes). Values lie back to back in a little-endian bit stream, lowest bits first, for every bit width.
+    ``packed`` is (rows, lanes * bits / 32), ``scales`` and ``biases`` (rows, lanes / group_size); the result
+    is (rows, lanes). Values lie back to back in a little-endian bit stream, lowest bits first, for every bit
+    width.
     """
     rows = packed.shape[0]
     if 32 % bits == 0:
@@ -184,7 +185,8 @@ def _to_half(name: str, values: npt.NDArray[Any]) -> Half:
     """Rounds to fp16; refuses what would become infinite, and what is not a number."""
     with np.errstate(over="ignore"):
         half = np.ascontiguousarray(values, dtype=np.float16)
-    # On the bits, because numpy's fp16 arithmetic is slow: exponent and fraction of a finite value stay below inf's.
+    # On the bits, because numpy's fp16 arithmetic is slow: exponent and fraction of a finite value stay below
+    # inf's.
     if half.size and int((half.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
         largest = float(np.abs(values).max())
         raise ExportError(

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::BoxMove;
+use crate::arch::scalar::{read, write};
 use crate::{Elem, OnOverflow, Tally};
 
 /// What [`super::move_box`] does, without a thought for speed.
@@ -60,34 +61,4 @@ fn narrow(elem: Elem, value: f32, policy: OnOverflow) -> f32 {
         _ => f32::MAX,
     };
     largest.copysign(value)
-}
-
-/// # Safety
-///
-/// `at` is readable for one element.
-unsafe fn read(elem: Elem, at: *const u8) -> f32 {
-    // SAFETY: `at` is readable for the element's size, and every bit pattern is a value.
-    unsafe {
-        match elem {
-            Elem::F16 => at.cast::<f16>().read_unaligned().to_f32(),
-            Elem::BF16 => at.cast::<bf16>().read_unaligned().to_f32(),
-            Elem::F32 => at.cast::<f32>().read_unaligned(),
-            other => unreachable!("{other:?} is not converted"),
-        }
-    }
-}
-
-/// # Safety
-///
-/// `at` is writable for one element.
-unsafe fn write(elem: Elem, at: *mut u8, value: f32) {
-    // SAFETY: `at` is writable for the element's size.
-    unsafe {
-        match elem {
-            Elem::F16 => at.cast::<f16>().write_unaligned(f16::from_f32(value)),
-            Elem::BF16 => at.cast::<bf16>().write_unaligned(bf16::from_f32(value)),
-            Elem::F32 => at.cast::<f32>().write_unaligned(value),
-            other => unreachable!("{other:?} is not converted"),
-        }
-    }
 }

@@ -2,8 +2,12 @@
 
 mod definition;
 mod lines;
+mod route;
+mod transpose;
 
+use crate::arch::Cpu;
 use crate::{Elem, OnOverflow, Tally};
+use route::{Axis, Route};
 
 /// One move: a box of elements read at one set of strides and written at another.
 ///
@@ -31,7 +35,7 @@ impl BoxMove {
     }
 
     /// Bytes from the start of the source and of the destination to the element at `place`.
-    pub(crate) fn offsets(&self, place: [usize; 3]) -> (isize, isize) {
+    fn offsets(&self, place: [usize; 3]) -> (isize, isize) {
         let along = |strides: [isize; 3]| (0..3).map(|axis| place[axis].cast_signed() * strides[axis]).sum();
         (along(self.src_strides), along(self.dst_strides))
     }
@@ -52,17 +56,74 @@ impl BoxMove {
 ///
 /// When [`Elem::can_become`] says that `mv.src` cannot become `mv.dst`.
 pub unsafe fn move_box(mv: &BoxMove, src: *const u8, dst: *mut u8, policy: OnOverflow, tally: &mut Tally) {
+    // SAFETY: the caller's promise is the same.
+    unsafe { move_box_on(Cpu::best(), mv, src, dst, policy, tally) }
+}
+
+/// [`move_box`] on a given instruction set.
+///
+/// # Safety
+///
+/// As for [`move_box`].
+unsafe fn move_box_on(
+    cpu: Cpu,
+    mv: &BoxMove,
+    src: *const u8,
+    dst: *mut u8,
+    policy: OnOverflow,
+    tally: &mut Tally,
+) {
     assert!(mv.src.can_become(mv.dst), "no conversion from {:?} to {:?}", mv.src, mv.dst);
     if mv.elements() == 0 {
         return;
     }
-    // SAFETY: the caller's promise covers the whole box, which every path below stays inside.
+    let mut job = Job { cpu, mv, src, dst, policy, tally };
+    // SAFETY: the caller's promise covers the whole box, which every route stays inside.
     unsafe {
-        if mv.src == mv.dst && lines::contiguous(mv) {
-            lines::move_lines(mv, src, dst);
-        } else {
-            definition::move_box(mv, src, dst, policy, tally);
+        match route::choose(mv) {
+            Route::Lines { outer, middle, lane } if mv.src == mv.dst => {
+                lines::copy(&job, outer, middle, lane);
+            }
+            Route::Lines { outer, middle, lane } => lines::convert(&mut job, outer, middle, lane),
+            Route::Transpose { outer, row, col } if mv.src == mv.dst => {
+                transpose::copy(&job, outer, row, col);
+            }
+            Route::Transpose { outer, row, col } => transpose::convert(&mut job, outer, row, col),
+            Route::Scattered => definition::move_box(mv, src, dst, policy, job.tally),
         }
+    }
+}
+
+/// A move under way.
+struct Job<'a> {
+    cpu: Cpu,
+    mv: &'a BoxMove,
+    src: *const u8,
+    dst: *mut u8,
+    policy: OnOverflow,
+    tally: &'a mut Tally,
+}
+
+impl Job<'_> {
+    /// Does a part again by the definition, which counts and clamps: the fast bodies only notice that there is a need.
+    ///
+    /// # Safety
+    ///
+    /// The job's own, and the part lies inside the box.
+    unsafe fn settle(&mut self, part: [(Axis, usize, usize); 3]) {
+        let (mut origin, mut extents) = ([0; 3], [0; 3]);
+        for (axis, start, len) in part {
+            origin[axis.index] = start;
+            extents[axis.index] = len;
+        }
+        let mv = BoxMove { extents, ..*self.mv };
+        let (from, to) = mv.offsets(origin);
+        let mut counts = Tally::default();
+        // SAFETY: the part lies inside the box.
+        unsafe {
+            definition::move_box(&mv, self.src.offset(from), self.dst.offset(to), self.policy, &mut counts);
+        }
+        self.tally.merge(&counts.offset_by(origin));
     }
 }
 
