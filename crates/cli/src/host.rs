@@ -27,11 +27,7 @@ pub trait Host {
     /// # Errors
     ///
     /// When the model cannot be exported; nothing is left behind then.
-    fn export(
-        &self,
-        request: &ExportRequest,
-        progress: &mut dyn FnMut(&str, u64, u64),
-    ) -> Result<Exported, Error>;
+    fn export(&self, request: &ExportRequest, progress: Progress) -> Result<Exported, Error>;
 
     /// Times MLX's own prefill of a model.
     ///
@@ -43,6 +39,9 @@ pub trait Host {
     /// Whether the user has asked to stop.
     fn interrupted(&self) -> bool;
 }
+
+/// Told of a stage's name, what is done of it and how much it is.
+pub type Progress = Box<dyn Fn(&str, u64, u64) + Send + Sync>;
 
 /// Which model to load, and how.
 #[derive(Clone, Debug)]

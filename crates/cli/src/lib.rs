@@ -17,7 +17,9 @@ use clap::error::ErrorKind as ClapKind;
 use kvbaton::{Error, ErrorKind};
 
 use args::{Args, Verb};
-pub use host::{Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Token};
+pub use host::{
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+};
 use printer::Printer;
 
 /// Runs the command line `arguments` (the program's name first) and returns its exit code: 0 done, 1 the answer

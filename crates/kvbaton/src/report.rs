@@ -1,10 +1,10 @@
 //! What happened, in numbers. Field names are those of the JSON documents and carry their units.
 
 use kvbaton_copy::CopyStats;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A repeated measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Range {
     /// The least.
     pub min: f64,
@@ -43,7 +43,7 @@ pub struct PrefillReport {
 }
 
 /// How the rows reached the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum PathTaken {
@@ -58,7 +58,7 @@ pub enum PathTaken {
 }
 
 /// What a hand-off did.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HandoffReport {
     /// How the rows reached the target.
     pub path: PathTaken,
@@ -87,10 +87,10 @@ pub struct HandoffReport {
     /// Infinite values, as far as a conversion read them.
     pub infinity: u64,
     /// Seconds spent on that memcpy, outside every other figure.
-    #[serde(skip)]
+    #[serde(default, skip_serializing)]
     pub yardstick_seconds: f64,
     /// A sentence where a figure needs one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 

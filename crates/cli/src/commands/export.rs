@@ -23,12 +23,13 @@ pub(crate) fn run(verb: &Export, host: Option<&dyn Host>, printer: &Printer) -> 
         force: verb.force,
     };
     let bar = printer.progress();
-    let mut progress = |stage: &str, done: u64, total: u64| {
-        bar.set_length(total);
-        bar.set_position(done);
-        bar.set_message(stage.to_owned());
+    let shown = bar.clone();
+    let progress = move |stage: &str, done: u64, total: u64| {
+        shown.set_length(total);
+        shown.set_position(done);
+        shown.set_message(stage.to_owned());
     };
-    let exported = host.export(&request, &mut progress)?;
+    let exported = host.export(&request, Box::new(progress))?;
     bar.finish_and_clear();
     if printer.is_json() {
         printer.document(&exported.report);

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{CpuPrefill, Error, Prefill, Range};
 
 /// One engine's prefill.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PrefillRow {
     /// `cpu`, `mlx-cpu`, `mlx-cpu+openblas`, …
     pub engine: String,
