@@ -1,1 +1,3 @@
 //! (doc)
+
+pub mod rows;
