@@ -48,7 +48,7 @@ fn unary_functions_equal_their_definitions_for_all_fp16_inputs() {
     }
 }
 
-/// `e^x` in `f32`, against `f64`: within 0.6 units in the last place over its whole range.
+/// `e^x` in `f32`, against `f64`: within 0.65 units in the last place over its whole range.
 #[test]
 fn exp_is_accurate_in_f32() {
     for isa in Isa::available() {
@@ -59,7 +59,7 @@ fn exp_is_accurate_in_f32() {
             let exact = f64::from(*x).exp();
             let unit = f64::from(f32::from_bits(y.to_bits() + 1)) - f64::from(*y);
             let error = (f64::from(*y) - exact).abs() / unit;
-            assert!(error < 0.6, "{} exp({x}) = {y}, {error} units off", isa.name());
+            assert!(error < 0.65, "{} exp({x}) = {y}, {error} units off", isa.name());
         }
         for (x, want) in [(-104.0, 0.0), (-1e30, 0.0), (f32::NEG_INFINITY, 0.0), (89.0, f32::INFINITY)] {
             let mut got = [x];
@@ -196,7 +196,7 @@ proptest! {
                 let want = norm * f64::from(gain[i]) + f64::from(shift[i]);
                 // The mean is off by up to 2e-6, which a variance near 0 divides by √epsilon = 0.03.
                 let size = (norm.abs() + 1.0) * (f64::from(gain[i].abs()) + 1.0);
-                prop_assert!((f64::from(got[i]) - want).abs() < 2e-4 * size, "{} {} {want}", isa.name(), got[i]);
+                prop_assert!((f64::from(got[i]) - want).abs() < 1e-4 * size, "{} {} {want}", isa.name(), got[i]);
             }
             prop_assert_eq!(&got, first.get_or_insert(got.clone()), "all instruction sets agree");
         }

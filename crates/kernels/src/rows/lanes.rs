@@ -95,7 +95,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
         self.to_array(v).into_iter().fold(f32::NEG_INFINITY, |m, x| if m > x { m } else { x })
     }
 
-    /// `e^x` within 0.6 units in the last place; exactly 0 at and below -104, infinity above 88.73.
+    /// `e^x` within 0.65 units in the last place; exactly 0 at and below -104, infinity above 88.73.
     ///
     /// `x = n ln 2 + r`; `e^r = 1 + r + r² q(r)` with the leading sum `1 + r` kept in two parts, so that only
     /// the last addition rounds visibly.

@@ -39,11 +39,11 @@ impl Kernel for ReduceKernel<'_> {
             Reduction::Mean => sum_of(l, row, 0.0, |x, acc| l.add(acc, x)) / row.len() as f32,
             Reduction::SumOfSquares => sum_of(l, row, 0.0, |x, acc| l.fma(x, x, acc)),
             Reduction::Max => {
-                let m = fold(l, row, f32::NEG_INFINITY, |x, acc| l.max(x, acc));
+                let m = fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, |x, acc| l.max(x, acc));
                 nan_or(row, l.largest(m))
             }
             Reduction::Min => {
-                let m = fold(l, row, f32::INFINITY, |x, acc| l.min(x, acc));
+                let m = fold(l, row, f32::INFINITY, f32::INFINITY, |x, acc| l.min(x, acc));
                 nan_or(row, -l.largest(l.mul(m, l.splat(-1.0))))
             }
         }
@@ -56,10 +56,11 @@ fn nan_or(row: &[f32], value: f32) -> f32 {
     if row.iter().any(|x| x.is_nan()) { f32::NAN } else { value }
 }
 
+/// Folds a row into sixteen lanes that begin as `start`; the last step is filled up with `fill`.
 #[inline(always)]
-fn fold<L: Lanes>(l: L, row: &[f32], fill: f32, f: impl Fn(L::V, L::V) -> L::V) -> L::V {
+fn fold<L: Lanes>(l: L, row: &[f32], start: f32, fill: f32, f: impl Fn(L::V, L::V) -> L::V) -> L::V {
     let (chunks, tail) = row.as_chunks::<LANES>();
-    let mut acc = l.splat(fill);
+    let mut acc = l.splat(start);
     for c in chunks {
         acc = f(l.load(c), acc);
     }
@@ -71,7 +72,7 @@ fn fold<L: Lanes>(l: L, row: &[f32], fill: f32, f: impl Fn(L::V, L::V) -> L::V) 
 
 #[inline(always)]
 fn sum_of<L: Lanes>(l: L, row: &[f32], fill: f32, f: impl Fn(L::V, L::V) -> L::V) -> f32 {
-    let acc = fold(l, row, fill, f);
+    let acc = fold(l, row, 0.0, fill, f);
     l.sum(acc)
 }
 
@@ -93,7 +94,7 @@ impl Kernel for SoftmaxKernel<'_> {
     fn run<L: Lanes>(self, l: L) {
         let SoftmaxKernel { row, half } = self;
         // A NaN is lost here and comes back through the exponentials.
-        let max = l.largest(fold(l, row, f32::NEG_INFINITY, |x, acc| l.max(x, acc)));
+        let max = l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, |x, acc| l.max(x, acc)));
         let m = l.splat(max);
         let (chunks, tail) = row.as_chunks_mut::<LANES>();
         let mut acc = l.splat(0.0);
