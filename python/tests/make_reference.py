@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=TESTS.parent.parent / "demo" / "out" / "model")
     parser.add_argument("--out", type=Path, default=TESTS / "golden" / "smollm2_reference.json")
     arguments = parser.parse_args()
-    model, tokenizer = mlx_lm.load(str(arguments.model))
+    model, tokenizer = mlx_lm.load(str(arguments.model))[:2]
     in_float32(model)
     lines = []
     for line in (TESTS / "prompts" / "prompts.jsonl").read_text(encoding="utf-8").splitlines():

@@ -125,6 +125,13 @@ def test_no_weights_are_named(tmp_path: Path) -> None:
         Weights(tmp_path)
 
 
+def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    for file in ("model.safetensors", "model-00001-of-00001.safetensors"):
+        tiny_models.save_safetensors({"w": np.zeros((2, 3), np.float16)}, tmp_path / file)
+    with pytest.raises(ExportError, match="tensor w is in model-00001-of-00001.safetensors and in model.saf"):
+        Weights(tmp_path)
+
+
 def test_missing_tensor_and_wrong_shape_are_named(tmp_path: Path) -> None:
     tiny_models.save_safetensors({"w": np.zeros((2, 3), np.float16)}, tmp_path / "model.safetensors")
     weights = Weights(tmp_path)

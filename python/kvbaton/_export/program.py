@@ -188,7 +188,7 @@ def _epsilon(value: float) -> np.float16 | np.float32:
     """The norm's epsilon, in the dtype of the activations where that is close enough.
 
     fp16 rounds 1e-5 by 0.1 % and 1e-6 by 4.6 %; both vanish beside a mean square that is not itself near
-    zero. Smaller ones lose their value, so they stay fp32: since iOS 17 ``layer_norm`` takes that beside fp16.
+    zero. Smaller ones lose their value, so they stay fp32: since iOS 17 ``layer_norm`` takes both.
     """
     half = np.float16(value)
     return half if abs(float(half) - value) < 0.05 * value else np.float32(value)
