@@ -55,9 +55,10 @@ def write_package(
     description: str,
 ) -> None:
     """Lowers ``functions`` into one new package at ``out``; constants of one weight id share their bytes."""
-    from coremltools import ComputeUnit, PassPipeline, models
+    from coremltools import PassPipeline
     from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
     from coremltools.converters.mil.mil import Program
+    from coremltools.models.utils import save_spec
 
     from .program import OPSET
 
@@ -79,9 +80,7 @@ def write_package(
         )
         proto.description.metadata.shortDescription = description
         proto.description.metadata.userDefined.update(metadata)
-        models.MLModel(
-            proto, weights_dir=weights, skip_model_load=True, compute_units=ComputeUnit.CPU_ONLY
-        ).save(str(out))
+        save_spec(proto, str(out), weights_dir=weights)
     _share_alike(out)
 
 
