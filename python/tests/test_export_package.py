@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import tiny_models
 from export_helpers import TinyModel, small_export, weight_bytes
 from kvbaton import _export
 from kvbaton._export import ExportError
+from kvbaton._export.package import interrupts_held
 
 pytest.importorskip("coremltools")
 from coremltools.models.utils import load_spec
@@ -112,6 +115,16 @@ def test_failed_replacement_brings_the_old_package_back(
         small_export(tiny_model("llama_untied"), out, buckets=(8,), force=True)
     assert weight_bytes(out) == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.mlpackage"]
+
+
+def test_swallowed_interrupt_is_raised_after_the_block() -> None:
+    def swallow() -> None:
+        with interrupts_held(), contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        swallow()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(
