@@ -7,8 +7,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Element types of MIL, numbered as in the wire format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+use serde::Serialize;
+
+/// Element types of MIL.
+///
+/// Messages write MIL's own names (`fp16`); JSON has numpy's (`float16`), which the command line takes too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum DataType {
     Bool,
@@ -31,7 +36,9 @@ pub enum DataType {
     UInt1,
     UInt6,
     UInt3,
+    #[serde(rename = "float8_e4m3fn")]
     Float8E4M3,
+    #[serde(rename = "float8_e5m2")]
     Float8E5M2,
 }
 
@@ -97,6 +104,16 @@ pub enum Dim {
     Unknown,
 }
 
+impl Dim {
+    /// The size when it is known.
+    pub fn fixed(self) -> Option<usize> {
+        match self {
+            Dim::Fixed(n) => Some(n),
+            Dim::Unknown => None,
+        }
+    }
+}
+
 /// Element type and shape, outermost dimension first. A scalar has no dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorType {
@@ -109,13 +126,7 @@ pub struct TensorType {
 impl TensorType {
     /// The shape when every dimension is known.
     pub fn fixed_shape(&self) -> Option<Vec<usize>> {
-        self.shape
-            .iter()
-            .map(|d| match d {
-                Dim::Fixed(n) => Some(*n),
-                Dim::Unknown => None,
-            })
-            .collect()
+        self.shape.iter().map(|dim| dim.fixed()).collect()
     }
 }
 
@@ -144,6 +155,8 @@ pub enum ValueType {
     List(Box<ValueType>),
     /// A tuple (rare: results of control flow before unpacking).
     Tuple(Vec<ValueType>),
+    /// A dictionary of keys and values (rare: the result of a classifier).
+    Dictionary(Box<ValueType>, Box<ValueType>),
 }
 
 /// A value's place in [`Function::values`].
@@ -247,6 +260,27 @@ impl Function {
     /// The definition of `id`.
     pub fn value(&self, id: ValueId) -> &ValueDef {
         &self.values[id.0 as usize]
+    }
+
+    /// Every operation of the function, an operation before those in its blocks.
+    pub fn all_ops(&self) -> Vec<&Op> {
+        fn walk<'a>(block: &'a Block, ops: &mut Vec<&'a Op>) {
+            for op in &block.ops {
+                ops.push(op);
+                op.blocks.iter().for_each(|inner| walk(inner, ops));
+            }
+        }
+        let mut ops = Vec::new();
+        walk(&self.block, &mut ops);
+        ops
+    }
+
+    /// The tensor type of `id`, a state's included; `None` for lists, tuples and dictionaries.
+    pub fn tensor(&self, id: ValueId) -> Option<&TensorType> {
+        match &self.value(id).ty {
+            ValueType::Tensor(ty) | ValueType::State(ty) => Some(ty),
+            ValueType::List(_) | ValueType::Tuple(_) | ValueType::Dictionary(..) => None,
+        }
     }
 }
 
