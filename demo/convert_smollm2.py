@@ -56,12 +56,11 @@ class Source:
     """A GGUF file's fields by key, and its tensors."""
 
     def __init__(self, file: Path) -> None:
+        """Maps the file."""
         self._reader = GGUFReader(file)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._reader.fields
-
     def __getitem__(self, key: str) -> Any:
+        """The field's value; a list for arrays."""
         return self._reader.fields[key].contents()
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -112,6 +111,7 @@ def half_split_rows(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[
 
 
 def weights(source: Source) -> dict[str, npt.NDArray[np.float16]]:
+    """All tensors in fp16 under MLX's names."""
     heads = {
         "attn_q": source["llama.attention.head_count"],
         "attn_k": source["llama.attention.head_count_kv"],
@@ -126,6 +126,7 @@ def weights(source: Source) -> dict[str, npt.NDArray[np.float16]]:
 
 
 def config(source: Source, tied: bool) -> dict[str, Any]:
+    """``config.json``."""
     heads, hidden = source["llama.attention.head_count"], source["llama.embedding_length"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -190,6 +191,7 @@ def tokenizer(source: Source) -> dict[str, Any]:
 
 
 def tokenizer_config(source: Source) -> dict[str, Any]:
+    """``tokenizer_config.json``, with the chat template."""
     tokens = source["tokenizer.ggml.tokens"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -228,6 +230,7 @@ def convert(gguf: Path, out: Path) -> None:
 
 
 def main() -> None:
+    """Converts unless the folder is there."""
     parser = argparse.ArgumentParser(description="Make the demo's MLX model folder.")
     parser.add_argument("out", nargs="?", type=Path, default=ROOT / "demo" / "out" / "model")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="where the download is kept")

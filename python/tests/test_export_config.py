@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import tiny_models
 from kvbaton._export import ExportError, read_model_spec
 from kvbaton._export.config import parse_config

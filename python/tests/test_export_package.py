@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import tiny_models
 from export_helpers import TinyModel, small_export, weight_bytes
 from kvbaton import _export
@@ -181,14 +180,13 @@ def test_missing_coremltools_is_named(
     assert error.value.kind == "dependency"
 
 
-def test_missing_native_module_is_named(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "kvbaton._native", None)
-    with pytest.raises(ExportError, match="native module") as error:
-        small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", digest=None)
-    assert error.value.kind == "dependency"
-    assert list(tmp_path.iterdir()) == []
+def test_digest_is_the_native_one_by_default(tiny_model: TinyModel, tmp_path: Path) -> None:
+    from kvbaton import weights_digest
+
+    folder = tiny_model("llama_tied")
+    report = small_export(folder, tmp_path / "m.mlpackage", digest=None, buckets=(8,))
+    assert report.weights_digest == weights_digest(folder)
+    assert report.weights_digest.startswith("blake3:")
 
 
 @pytest.mark.parametrize(

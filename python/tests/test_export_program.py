@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import tiny_models
 from export_helpers import DIGEST, TinyModel, small_export
 from kvbaton._export import read_model_spec
