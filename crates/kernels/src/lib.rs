@@ -10,6 +10,7 @@
 mod arch;
 mod boxes;
 mod elem;
+pub mod rows;
 mod tally;
 
 pub use boxes::{BoxMove, move_box};
