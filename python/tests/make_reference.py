@@ -5,7 +5,7 @@
 
 For every prompt the greedy tokens and, for each of them, the ids and logits of the two best candidates: where
 a faster path picks the runner-up, the margin tells a near tie from a mistake. End-of-text tokens do not stop
-the run. Takes about an hour with MLX's bundled BLAS on x86-64, minutes with OpenBLAS preloaded
+the run. Takes some ten minutes with the BLAS bundled on x86-64 Linux, and two with OpenBLAS preloaded
 (``LD_PRELOAD``).
 """
 
