@@ -1,4 +1,4 @@
-"""The demo's model and package, shared by the tests that run a real model."""
+"""Fixtures: tiny models, built once a session, and the demo's real model and package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
+from export_helpers import TinyModel
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "demo/out/model"
@@ -21,6 +23,17 @@ def _need(path: Path) -> Path:
     if not path.exists():
         pytest.fail(f"{path} is missing: `make test` makes it, `make demo` too", pytrace=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Gives the folder of a model named in :data:`tiny_models.CONFIGS`."""
+    parent = tmp_path_factory.mktemp("models")
+
+    def get(name: str) -> Path:
+        return parent / name if (parent / name).exists() else tiny_models.build(name, parent)
+
+    return get
 
 
 @pytest.fixture(scope="session")
