@@ -148,7 +148,7 @@ impl Executable {
         for node in &self.graph.nodes {
             let name = match &node.work {
                 crate::graph::Work::Op(_) => node.kind.as_str(),
-                crate::graph::Work::Rows(_) => "(rows)",
+                crate::graph::Work::Rows(..) => "(rows)",
                 crate::graph::Work::Attention(_) => "(attention)",
             };
             *counts.entry(name).or_default() += 1;
@@ -221,7 +221,7 @@ impl Executable {
             if let Some(seconds) = &mut seconds {
                 let name = match &node.work {
                     crate::graph::Work::Op(_) => node.kind.clone(),
-                    crate::graph::Work::Rows(_) => format!("rows … {}", node.kind),
+                    crate::graph::Work::Rows(..) => format!("rows … {}", node.kind),
                     crate::graph::Work::Attention(_) => "attention".to_owned(),
                 };
                 *seconds.entry(name).or_default() += start.elapsed().as_secs_f64();

@@ -8,7 +8,7 @@ use kvbaton_mil::program::{Constant, Function, ValueId, ValueType};
 
 use crate::error::ExecError;
 use crate::ops::{self, Form, Op, Operand};
-use crate::tensor::{Context, Tensor};
+use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
 
 /// What a node does.
@@ -16,8 +16,8 @@ use crate::tile::RowProgram;
 pub(crate) enum Work {
     /// One operation.
     Op(Box<dyn Op>),
-    /// Several operations, row by row.
-    Rows(RowProgram),
+    /// Several operations, row by row; for each output, which of the program's results it is.
+    Rows(RowProgram, Vec<usize>),
     /// Two products and the rows between them.
     Attention(Box<crate::attention::Attention>),
 }
@@ -56,15 +56,16 @@ impl Node {
     pub(crate) fn run(&self, cx: &Context, function: &Function, operands: &[Tensor]) -> Result<Vec<Tensor>, String> {
         match &self.work {
             Work::Op(op) => op.eval(cx, operands),
-            Work::Rows(program) => {
-                let results = program.run(cx, operands)?;
+            Work::Rows(program, which) => {
+                let results: Vec<_> =
+                    program.run(cx, operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
                 self.outputs
                     .iter()
-                    .zip(results)
-                    .map(|(id, values)| match &function.value(*id).ty {
+                    .zip(which)
+                    .map(|(id, i)| match &function.value(*id).ty {
                         ValueType::Tensor(ty) => {
                             let shape = ty.fixed_shape().ok_or("a shape that was known at load is not")?;
-                            Ok(Tensor::floats(ty.dtype, shape, values))
+                            Ok(Tensor::new(ty.dtype, shape, results[*i].clone()))
                         }
                         _ => Err("a result is no tensor".to_owned()),
                     })

@@ -58,37 +58,36 @@ pub(crate) struct RowProgram {
 pub(crate) struct Reader<'a> {
     source: Source<'a>,
     rows: RowOffsets,
-    /// Values in a row; 1 when one value serves the whole row.
+    /// Values in a row.
     len: usize,
+    /// Whether one stored value serves the whole row.
+    single: bool,
     /// Elements from a value of a row to the next.
     stride: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn new(tensor: &'a Tensor, lead: &[usize], len: usize) -> Result<Reader<'a>, String> {
+    pub(crate) fn new(tensor: &'a Tensor, lead: &[usize], len: usize) -> Result<Reader<'a>, String> {
         let mut shape = lead.to_vec();
         shape.push(len);
         let view = tensor.broadcast(&shape)?;
-        let (len, stride) = match view.strides.last() {
-            Some(0) if len > 1 => (1, 1),
-            Some(s) => (len, *s),
-            None => (1, 1),
-        };
+        let stride = view.strides.last().copied().unwrap_or(1);
+        let single = len == 1 || stride == 0;
         let rows = RowOffsets::new(lead, &view.strides[..lead.len()], view.offset);
-        Ok(Reader { source: tensor.source()?, rows, len, stride })
+        Ok(Reader { source: tensor.source()?, rows, len, single, stride })
     }
 
     /// Whether a row's values lie side by side.
-    fn is_adjacent(&self) -> bool {
-        self.len == 1 || self.stride == 1
+    pub(crate) fn is_adjacent(&self) -> bool {
+        self.single || self.stride == 1
     }
 
     /// Rows `first..first + rows` of `len` values as one source, if they are stored so.
     fn block(&self, first: usize, rows: usize, len: usize) -> Option<Source<'a>> {
-        if self.len == 1 && (self.rows.stride() == Some(0)) {
+        if self.single && (self.rows.stride() == Some(0) || rows == 1) {
             return Some(self.value(first));
         }
-        if self.len != len {
+        if self.single && len > 1 {
             return None;
         }
         let at = self.rows.get(first);
@@ -102,8 +101,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Row `row`: `len` values, or one for all.
-    fn row(&self, row: usize, len: usize) -> Source<'a> {
-        if self.len == 1 { self.value(row) } else { self.slice(self.rows.get(row), len) }
+    pub(crate) fn row(&self, row: usize, len: usize) -> Source<'a> {
+        if self.single { self.value(row) } else { self.slice(self.rows.get(row), len) }
     }
 
     fn value(&self, row: usize) -> Source<'a> {
@@ -134,7 +133,7 @@ pub(crate) enum Values<'a> {
 }
 
 impl Values<'_> {
-    fn slice(&self, len: usize) -> &[f32] {
+    pub(crate) fn slice(&self, len: usize) -> &[f32] {
         match self {
             Values::None => &[],
             Values::Own(v) => &v[..len],
@@ -165,6 +164,72 @@ const BLOCK_VALUES: usize = 6144;
 const TASK_VALUES: usize = 1 << 14;
 
 impl RowProgram {
+    /// Removes lines whose result nobody reads.
+    pub(crate) fn drop_unused(&mut self) {
+        let mut needed = vec![false; self.registers.len()];
+        self.results.iter().for_each(|r| needed[*r] = true);
+        let mut kept: Vec<Line> = Vec::new();
+        for line in self.lines.drain(..).rev() {
+            if needed[line.result] {
+                for o in &line.operands {
+                    if let Operand::Register(r) = o {
+                        needed[*r] = true;
+                    }
+                }
+                kept.push(line);
+            }
+        }
+        kept.reverse();
+        self.lines = kept;
+    }
+
+    /// Lets elementwise steps and softmax write over an operand that is not needed again. Every register has been
+    /// written once so far.
+    pub(crate) fn reuse_registers(&mut self) {
+        let mut last_use = vec![0; self.registers.len()];
+        for (i, line) in self.lines.iter().enumerate() {
+            for o in &line.operands {
+                if let Operand::Register(r) = o {
+                    last_use[*r] = i;
+                }
+            }
+        }
+        self.results.iter().for_each(|r| last_use[*r] = usize::MAX);
+        // Where each register's value lives now.
+        let mut place: Vec<usize> = (0..self.registers.len()).collect();
+        for i in 0..self.lines.len() {
+            let line = &mut self.lines[i];
+            let in_place = matches!(line.step, Step::Unary { .. } | Step::Binary { .. } | Step::Softmax { .. });
+            let free = line.operands.iter().find_map(|o| match o {
+                Operand::Register(r) => (in_place
+                    && last_use[*r] == i
+                    && self.registers[*r] == self.registers[line.result])
+                    .then_some(*r),
+                Operand::External { .. } => None,
+            });
+            for o in &mut line.operands {
+                if let Operand::Register(r) = o {
+                    *r = place[*r];
+                }
+            }
+            if let Some(r) = free {
+                place[line.result] = place[r];
+                line.result = place[r];
+            }
+        }
+        for r in &mut self.results {
+            *r = place[*r];
+        }
+        // Registers nobody writes take no room.
+        let mut written = vec![false; self.registers.len()];
+        self.lines.iter().for_each(|l| written[l.result] = true);
+        for (len, written) in self.registers.iter_mut().zip(written) {
+            if !written {
+                *len = 0;
+            }
+        }
+    }
+
     /// Runs the program over all rows and returns its results, packed, `rows × len` values each.
     pub(crate) fn run(
         &self,

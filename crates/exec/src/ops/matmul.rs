@@ -45,6 +45,22 @@ fn swapped(t: &Tensor, swap: bool) -> Tensor {
 }
 
 impl Matmul {
+    pub(crate) fn dtype(&self) -> DataType {
+        self.dtype
+    }
+
+    /// The factors for a left one of which only the shape is known yet: packed, and not transposed.
+    pub(crate) fn factors_of_right(&self, x: &Tensor, y: &Tensor) -> Result<Factors, Reason> {
+        let shape = self.shape(&x.shape, &y.shape)?;
+        if x.rank() < 2 || y.rank() < 2 {
+            return Err(format!("shapes {:?} and {:?}", x.shape, y.shape));
+        }
+        let y = swapped(y, self.transpose_y);
+        let (m, k) = (x.shape[x.rank() - 2], x.shape[x.rank() - 1]);
+        let batch = shape[..shape.len() - 2].to_vec();
+        Ok(Factors { x: x.clone(), n: y.shape[y.rank() - 1], y, batch, m, k })
+    }
+
     pub(crate) fn half(&self) -> bool {
         half(self.dtype)
     }

@@ -423,6 +423,45 @@ impl Panels {
     }
 }
 
+impl Panels {
+    /// The largest Euclidean norm of a column, up to rounding; NaN or infinite when a value is.
+    pub fn largest_norm(&self, isa: Isa) -> f32 {
+        isa.run(NormKernel(self))
+    }
+
+    /// Whether every value is finite.
+    pub fn is_finite(&self, isa: Isa) -> bool {
+        super::reduce(isa, super::Reduction::SumOfFinite, &self.values) == 0.0
+    }
+}
+
+struct NormKernel<'a>(&'a Panels);
+
+impl Kernel for NormKernel<'_> {
+    type Out = f32;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, l: L) -> f32 {
+        let Panels { values, k, columns, .. } = self.0;
+        let mut largest = 0.0f32;
+        for panel in values.chunks_exact((k * columns).max(1)) {
+            for c in (0..*columns).step_by(LANES) {
+                let mut squares = l.splat(0.0);
+                for p in 0..*k {
+                    let v = panel[p * columns + c..].first_chunk().expect("a panel holds k rows of columns");
+                    let v = l.load(v);
+                    squares = l.fma(v, v, squares);
+                }
+                for s in l.to_array(squares) {
+                    // Not `max`, which drops a NaN.
+                    largest = if s > largest || s.is_nan() { s } else { largest };
+                }
+            }
+        }
+        largest.sqrt()
+    }
+}
+
 struct PackKernel<'a> {
     matrix: Matrix<'a>,
     values: &'a mut [f32],

@@ -15,6 +15,8 @@ pub enum Reduction {
     Max,
     Min,
     SumOfSquares,
+    /// 0 if every value is finite, NaN otherwise.
+    SumOfFinite,
 }
 
 /// One value from a row. Of an empty row: 0 for sums, NaN for the mean, infinities for the extremes.
@@ -38,6 +40,8 @@ impl Kernel for ReduceKernel<'_> {
             #[expect(clippy::cast_precision_loss, reason = "rows are far shorter than 2^24")]
             Reduction::Mean => sum_of(l, row, 0.0, |x, acc| l.add(acc, x)) / row.len() as f32,
             Reduction::SumOfSquares => sum_of(l, row, 0.0, |x, acc| l.fma(x, x, acc)),
+            // x · 0 is NaN for infinities and NaN.
+            Reduction::SumOfFinite => sum_of(l, row, 0.0, |x, acc| l.fma(x, l.splat(0.0), acc)),
             Reduction::Max => {
                 let m = fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, |x, acc| l.max(x, acc));
                 nan_or(row, l.largest(m))
