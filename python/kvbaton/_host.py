@@ -16,13 +16,14 @@ from .mlx import cache_addresses, copied_bytes, make_caches, to_mlx
 from .report import HandoffReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
-_HINTS = {"output": "choose another name, or replace it with --force", "dependency": "pip install 'kvbaton[export]'"}
+_HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
 def _from_export(error: Any) -> KvbatonError:
     """An error of the exporter in the command line's terms."""
     kind = _KINDS.get(error.kind, "model")
-    return make(kind, str(error), _HINTS.get(error.kind), json.dumps(error.fields))
+    hint = "choose another name, or add --force" if "exists" in str(error) else _HINTS.get(error.kind)
+    return make(kind, str(error), hint, json.dumps(error.fields))
 
 
 class Host:
