@@ -411,7 +411,12 @@ impl Panels {
         out_stride: usize,
         half: bool,
     ) {
-        assert!(k <= self.k && n <= self.n, "the packed matrix is [{}, {}], asked [{k}, {n}]", self.k, self.n);
+        assert!(
+            k <= self.k && n <= self.n,
+            "the packed matrix is [{}, {}], asked [{k}, {n}]",
+            self.k,
+            self.n
+        );
         if m == 0 || n == 0 {
             return;
         }
@@ -522,14 +527,7 @@ impl Kernel for RowsKernel<'_> {
 /// Outputs a parallel task of [`single_row`] computes.
 const OUTPUTS: usize = 512;
 
-fn single_row(
-    isa: Isa,
-    x: &[f32],
-    right: &Matrix<'_>,
-    bias: Option<&[f32]>,
-    half: bool,
-    out: &mut [f32],
-) {
+fn single_row(isa: Isa, x: &[f32], right: &Matrix<'_>, bias: Option<&[f32]>, half: bool, out: &mut [f32]) {
     out.par_chunks_mut(OUTPUTS).enumerate().for_each(|(i, out)| {
         isa.run(DotKernel { x, right: *right, first: i * OUTPUTS, bias, half, out });
     });
