@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use super::super::scalar;
-use super::super::tile::{Gathered, walk};
+use super::super::tile::{Gathered, rounds, walk};
 use super::super::{Lines, Matrix};
 use crate::Elem;
 
@@ -162,7 +162,7 @@ pub(super) unsafe fn convert(from: Elem, to: Elem, block: Lines) -> bool {
 }
 
 macro_rules! transpose {
-    ($name:ident, $bytes:literal, $cast:ident, $back:ident, $low:ident, $high:ident) => {
+    ($name:ident, $bytes:literal, $cast:ident, $back:ident, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::transpose`].
@@ -172,25 +172,15 @@ macro_rules! transpose {
             const SIDE: usize = 16 / $bytes;
             let tile = |g: &Gathered<SIDE>, dst: *mut u8, stride: isize| {
                 for piece in 0..4 {
-                    let mut v = [$cast(vdupq_n_u8(0)); SIDE];
-                    for (v, line) in v.iter_mut().zip(&g.0) {
-                        // SAFETY: the slice has 16 readable bytes.
-                        *v = $cast(unsafe { vld1q_u8(line[piece * 16..][..16].as_ptr()) });
-                    }
-                    // Interleaving line n with line n + SIDE / 2 rotates the bits of (line, lane) by one; after
-                    // log2(SIDE) rounds line and lane have changed places.
-                    for _ in 0..SIDE.trailing_zeros() {
-                        let mut w = v;
-                        for n in 0..SIDE / 2 {
-                            w[2 * n] = $low(v[n], v[n + SIDE / 2]);
-                            w[2 * n + 1] = $high(v[n], v[n + SIDE / 2]);
-                        }
-                        v = w;
-                    }
-                    for (c, v) in v.into_iter().enumerate() {
-                        let line = (piece * SIDE + c).cast_signed() * stride;
-                        // SAFETY: `walk` gives a destination of 64 / $bytes lines of 16 bytes.
-                        unsafe { vst1q_u8(dst.offset(line), $back(v)) };
+                    // SAFETY: the slice has 16 readable bytes.
+                    let load = |r: usize| $cast(unsafe { vld1q_u8(g.0[r][piece * 16..][..16].as_ptr()) });
+                    let v = [$(load(2 * $n), load(2 * $n + 1)),*];
+                    let v = rounds!($rounds, v, |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
+                    let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride);
+                    // SAFETY: `walk` gives a destination of 64 / $bytes lines of 16 bytes.
+                    unsafe {
+                        $(vst1q_u8(line(2 * $n), $back(v[2 * $n]));
+                        vst1q_u8(line(2 * $n + 1), $back(v[2 * $n + 1]));)*
                     }
                 }
             };
@@ -205,10 +195,10 @@ fn same(v: uint8x16_t) -> uint8x16_t {
     v
 }
 
-transpose!(transpose_1, 1, same, same, vzip1q_u8, vzip2q_u8);
-transpose!(transpose_2, 2, vreinterpretq_u16_u8, vreinterpretq_u8_u16, vzip1q_u16, vzip2q_u16);
-transpose!(transpose_4, 4, vreinterpretq_u32_u8, vreinterpretq_u8_u32, vzip1q_u32, vzip2q_u32);
-transpose!(transpose_8, 8, vreinterpretq_u64_u8, vreinterpretq_u8_u64, vzip1q_u64, vzip2q_u64);
+transpose!(transpose_1, 1, same, same, vzip1q_u8, vzip2q_u8, [+ + + +], [0 1 2 3 4 5 6 7]);
+transpose!(transpose_2, 2, vreinterpretq_u16_u8, vreinterpretq_u8_u16, vzip1q_u16, vzip2q_u16, [+ + +], [0 1 2 3]);
+transpose!(transpose_4, 4, vreinterpretq_u32_u8, vreinterpretq_u8_u32, vzip1q_u32, vzip2q_u32, [+ +], [0 1]);
+transpose!(transpose_8, 8, vreinterpretq_u64_u8, vreinterpretq_u8_u64, vzip1q_u64, vzip2q_u64, [+], [0]);
 
 /// # Safety
 ///

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::scalar;
-use super::super::tile::{Gathered, walk};
+use super::super::tile::{Gathered, rounds, walk};
 use super::super::{Lines, Matrix};
 use crate::Elem;
 
@@ -161,7 +161,7 @@ fn load_pieces<const ROWS: usize>(g: &Gathered<ROWS>, first: usize, apart: usize
 }
 
 macro_rules! transpose {
-    ($name:ident, $bytes:literal, $low:ident, $high:ident) => {
+    ($name:ident, $bytes:literal, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::transpose`].
@@ -171,24 +171,13 @@ macro_rules! transpose {
             const SIDE: usize = 16 / $bytes;
             let tile = |g: &Gathered<{ 4 * SIDE }>, dst: *mut u8, stride: isize| {
                 for piece in 0..4 {
-                    let mut v = [_mm512_setzero_si512(); SIDE];
-                    for r in 0..SIDE {
-                        v[r] = load_pieces(g, r, SIDE, piece);
-                    }
-                    // Interleaving line n with line n + SIDE / 2 rotates the bits of (line, lane) by one; after
-                    // log2(SIDE) rounds line and lane have changed places.
-                    for _ in 0..SIDE.trailing_zeros() {
-                        let mut w = v;
-                        for n in 0..SIDE / 2 {
-                            w[2 * n] = $low(v[n], v[n + SIDE / 2]);
-                            w[2 * n + 1] = $high(v[n], v[n + SIDE / 2]);
-                        }
-                        v = w;
-                    }
-                    for (c, v) in v.into_iter().enumerate() {
-                        let line = (piece * SIDE + c).cast_signed() * stride;
-                        // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes.
-                        unsafe { _mm512_storeu_si512(dst.offset(line).cast(), v) };
+                    let v = [$(load_pieces(g, 2 * $n, SIDE, piece), load_pieces(g, 2 * $n + 1, SIDE, piece)),*];
+                    let v = rounds!($rounds, v, |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
+                    let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride).cast();
+                    // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes.
+                    unsafe {
+                        $(_mm512_storeu_si512(line(2 * $n), v[2 * $n]);
+                        _mm512_storeu_si512(line(2 * $n + 1), v[2 * $n + 1]);)*
                     }
                 }
             };
@@ -198,10 +187,10 @@ macro_rules! transpose {
     };
 }
 
-transpose!(transpose_1, 1, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8);
-transpose!(transpose_2, 2, _mm512_unpacklo_epi16, _mm512_unpackhi_epi16);
-transpose!(transpose_4, 4, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
-transpose!(transpose_8, 8, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
+transpose!(transpose_1, 1, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8, [+ + + +], [0 1 2 3 4 5 6 7]);
+transpose!(transpose_2, 2, _mm512_unpacklo_epi16, _mm512_unpackhi_epi16, [+ + +], [0 1 2 3]);
+transpose!(transpose_4, 4, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, [+ +], [0 1]);
+transpose!(transpose_8, 8, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, [+], [0]);
 
 /// # Safety
 ///
