@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{Lines, Matrix};
 use crate::Elem;
+use crate::affine::definition;
 
 /// Reads one float of encoding `elem`.
 ///
@@ -106,3 +107,21 @@ unsafe fn transpose_as<T>(m: Matrix) {
         }
     }
 }
+
+/// See [`super::Cpu::affine_encode`]: the definition itself.
+pub(crate) fn affine_encode(
+    group: usize,
+    bits: u32,
+    values: &[f32],
+    codes: &mut [u8],
+    scales: &mut [f32],
+    biases: &mut [f32],
+) {
+    let groups = values.chunks_exact(group).zip(codes.chunks_exact_mut(group));
+    for ((values, codes), (scale, bias)) in groups.zip(scales.iter_mut().zip(biases)) {
+        (*scale, *bias) = definition::encode(bits, values, codes);
+    }
+}
+
+pub(crate) use crate::affine::body::{scale as affine_scale, shift as affine_shift};
+pub(crate) use crate::int8::body::{decode as int8_decode, encode as int8_encode, largest};

@@ -11,7 +11,7 @@ use crate::{Elem, OnOverflow, Tally};
 /// # Safety
 ///
 /// As for [`super::move_box`].
-pub(super) unsafe fn move_box(
+pub(crate) unsafe fn move_box(
     mv: &BoxMove,
     src: *const u8,
     dst: *mut u8,
@@ -41,7 +41,7 @@ pub(super) unsafe fn move_box(
 }
 
 /// Whether `elem` can hold a finite value near `value`, or `value` is not finite to begin with.
-fn holds(elem: Elem, value: f32) -> bool {
+pub(super) fn holds(elem: Elem, value: f32) -> bool {
     !value.is_finite()
         || match elem {
             Elem::F16 => f16::from_f32(value).is_finite(),

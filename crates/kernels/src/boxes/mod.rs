@@ -3,11 +3,16 @@
 mod definition;
 mod lines;
 mod route;
+mod scan;
 mod transpose;
+
+pub(crate) use definition::move_box as settle;
 
 use crate::arch::Cpu;
 use crate::{Elem, OnOverflow, Tally};
 use route::{Axis, Route};
+
+pub use scan::scan_box;
 
 /// One move: a box of elements read at one set of strides and written at another.
 ///

@@ -115,6 +115,31 @@ proptest! {
     }
 }
 
+proptest! {
+    /// A scan counts what a conversion to its target counts.
+    #[test]
+    fn a_scan_counts_as_a_conversion_does(case in case()) {
+        prop_assume!(case.mv.src.is_float());
+        let mv = case.mv;
+        let (_, expected) = run(None, &case);
+        let mut tally = Tally::default();
+        // SAFETY: the source spans the box.
+        unsafe { scan_box(mv.src, mv.dst, mv.extents, mv.src_strides, case.src.as_ptr(), &mut tally) };
+        if mv.src == mv.dst {
+            // A move reads no values: count them here.
+            let wide = BoxMove { dst: if mv.src == Elem::F32 { Elem::F16 } else { Elem::F32 }, ..mv };
+            let (strides, bytes) = strides(mv.extents, [0, 1, 2], wide.dst.bytes(), [0; 3]);
+            let wide = BoxMove { dst_strides: strides, ..wide };
+            let (_, expected) = run(None, &Case { mv: wide, dst_bytes: bytes, ..case });
+            prop_assert_eq!((tally.nan, tally.first_nan), (expected.nan, expected.first_nan));
+            prop_assert_eq!((tally.infinity, tally.first_infinity), (expected.infinity, expected.first_infinity));
+            prop_assert_eq!(tally.overflow, 0);
+        } else {
+            prop_assert_eq!(tally, expected);
+        }
+    }
+}
+
 /// A move of one line of `src` elements.
 fn line(src: Elem, dst: Elem, values: Vec<u8>, policy: OnOverflow) -> Case {
     let lanes = values.len() / src.bytes();

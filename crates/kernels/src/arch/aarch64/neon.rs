@@ -174,8 +174,7 @@ macro_rules! transpose {
                 for piece in 0..4 {
                     // SAFETY: the slice has 16 readable bytes.
                     let load = |r: usize| $cast(unsafe { vld1q_u8(g.0[r][piece * 16..][..16].as_ptr()) });
-                    let v = [$(load(2 * $n), load(2 * $n + 1)),*];
-                    let v = rounds!($rounds, v, |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
+                    let v = rounds!($rounds, [$(load(2 * $n), load(2 * $n + 1)),*], |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
                     let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride);
                     // SAFETY: `walk` gives a destination of 64 / $bytes lines of 16 bytes.
                     unsafe {
@@ -216,3 +215,5 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
         }
     }
 }
+
+super::super::shared_bodies!(#[target_feature(enable = "neon")]);

@@ -171,8 +171,7 @@ macro_rules! transpose {
             const SIDE: usize = 16 / $bytes;
             let tile = |g: &Gathered<{ 4 * SIDE }>, dst: *mut u8, stride: isize| {
                 for piece in 0..4 {
-                    let v = [$(load_pieces(g, 2 * $n, SIDE, piece), load_pieces(g, 2 * $n + 1, SIDE, piece)),*];
-                    let v = rounds!($rounds, v, |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
+                    let v = rounds!($rounds, [$(load_pieces(g, 2 * $n, SIDE, piece), load_pieces(g, 2 * $n + 1, SIDE, piece)),*], |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
                     let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride).cast();
                     // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes.
                     unsafe {
@@ -208,3 +207,5 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
         }
     }
 }
+
+super::super::shared_bodies!(#[target_feature(enable = "avx512f,avx512bw,avx512vl")]);

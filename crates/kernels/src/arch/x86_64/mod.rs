@@ -1,7 +1,7 @@
 //! x86-64: 256-bit bodies for AVX2 with F16C, 512-bit bodies for AVX-512.
 
-mod avx2;
-mod avx512;
+pub(super) mod avx2;
+pub(super) mod avx512;
 
 use super::{Lines, Matrix};
 use crate::Elem;
