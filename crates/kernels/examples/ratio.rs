@@ -11,7 +11,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvbaton_kernels::{BoxMove, Elem, OnOverflow, Tally, move_box};
+use kvbaton_kernels::{
+    Affine, BoxMove, Elem, Int8Rows, OnOverflow, ScalePer, Tally, affine_dequantize, affine_quantize,
+    int8_decode, int8_encode, move_box,
+};
 
 /// A case: the box for a number of tokens, and the bytes it spans on either side.
 struct Case {
@@ -113,73 +116,145 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Pointers that scoped threads share; each thread works on bytes of its own.
-#[derive(Clone, Copy)]
-struct Shared(*const u8, *mut u8);
-// SAFETY: the threads of `time` touch disjoint heads or halves.
-unsafe impl Sync for Shared {}
+/// Memory that scoped threads share; each thread works on bytes of its own.
+struct Shared {
+    memory: Vec<u8>,
+    skip: usize,
+}
 
 impl Shared {
-    fn get(&self) -> (*const u8, *mut u8) {
-        (self.0, self.1)
+    /// Small finite values in every encoding, aligned to a cache line.
+    fn new(bytes: usize) -> Shared {
+        let memory: Vec<u8> = (0..bytes + 64).map(|n| 0x11 + (n % 31) as u8).collect();
+        let skip = memory.as_ptr().addr().next_multiple_of(64) - memory.as_ptr().addr();
+        Shared { memory, skip }
+    }
+
+    /// The address `offset` bytes in. Written through by one thread a byte: see the callers.
+    fn at(&self, offset: isize) -> *mut u8 {
+        black_box(self.memory[self.skip..].as_ptr()).cast_mut().wrapping_offset(offset)
     }
 }
 
-fn main() {
-    let options = options();
-    println!("{} KiB of f16, {} rounds, {} threads", options.kib, options.rounds, options.threads);
-    println!("{:38} {:>12} {:>12} {:>7}", "kernel", "memcpy GB/s", "kernel GB/s", "ratio");
-    // Not a power of two, as a prompt's length is not.
-    let rows = (options.kib << 10) / (HEADS * LANES * 2) - 8;
-    for case in cases(rows).iter().filter(|case| case.name.contains(&options.filter)) {
-        // 1.0 in no encoding, but small and finite in all of them.
-        let src = vec![0x11_u8; case.src_bytes + 64];
-        let mut dst = vec![0x22_u8; case.dst_bytes + 64];
-        let align = |at: usize| at.next_multiple_of(64) - at;
-        let (src_skip, dst_skip) = (align(src.as_ptr().addr()), align(dst.as_ptr().addr()));
-        let shared = Shared(src[src_skip..].as_ptr(), dst[dst_skip..].as_mut_ptr());
+/// A kernel with its memory: what a thread does, and the bytes that all threads read and write.
+struct Work<'a> {
+    name: &'static str,
+    moved: usize,
+    run: Box<dyn Fn(usize) + Sync + 'a>,
+}
+
+fn moves(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
+    cases(rows).into_iter().map(move |case| {
+        let (src, dst) = (Shared::new(case.src_bytes), Shared::new(case.dst_bytes));
         let moved = case.mv.elements() * (case.mv.src.bytes() + case.mv.dst.bytes());
-        let (mut from, mut to) = (vec![0x33_u8; moved / 2], vec![0x44_u8; moved / 2]);
-        let plain = Shared(from.as_mut_ptr(), to.as_mut_ptr());
-        let share = moved / 2 / options.threads;
-        let memcpy = |thread: usize| {
-            let (from, to) = plain.get();
-            // SAFETY: each thread copies its own share of both buffers.
-            unsafe {
-                to.add(thread * share).copy_from_nonoverlapping(black_box(from).add(thread * share), share)
-            };
-        };
-        let heads = HEADS / options.threads;
-        let kernel = |thread: usize| {
-            let (src, dst) = shared.get();
+        let run = move |thread: usize| {
+            let heads = HEADS / threads;
+            let first = (thread * heads).cast_signed();
             let mut mv = case.mv;
             mv.extents[0] = heads;
-            let first = (thread * heads).cast_signed();
+            let mut tally = Tally::default();
+            let (src, dst) = (src.at(first * mv.src_strides[0]), dst.at(first * mv.dst_strides[0]));
+            // SAFETY: the buffers span the box; each thread has heads of its own.
+            unsafe { move_box(&mv, src, dst, OnOverflow::Error, &mut tally) };
+            assert!(tally.is_clean(), "the source holds small values");
+        };
+        Work { name: case.name, moved, run: Box::new(run) }
+    })
+}
+
+fn int8(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
+    [("int8 + scale -> f16", true), ("f16 -> int8 + scale", false)].into_iter().map(move |(name, decode)| {
+        let lines = HEADS * rows;
+        let (codes, values) = (Shared::new(lines * LANES), Shared::new(lines * LANES * 2));
+        let scales = Shared::new(lines * 2);
+        let step = |bytes: usize| [(rows * bytes).cast_signed(), bytes.cast_signed()];
+        let shape = Int8Rows {
+            extents: [HEADS / threads, rows, LANES],
+            code_strides: step(LANES),
+            scale_strides: step(2),
+            value_strides: step(LANES * 2),
+            per: ScalePer::HeadRow,
+            scale: Elem::F16,
+            value: Elem::F16,
+        };
+        let run = move |thread: usize| {
+            let first = (thread * (HEADS / threads) * rows).cast_signed();
+            let lanes = first * LANES.cast_signed();
+            let (codes, values, scales) =
+                (codes.at(lanes).cast(), values.at(lanes * 2), scales.at(first * 2));
             let mut tally = Tally::default();
             // SAFETY: the buffers span the box; each thread has heads of its own.
             unsafe {
-                let (src, dst) =
-                    (src.offset(first * mv.src_strides[0]), dst.offset(first * mv.dst_strides[0]));
-                move_box(&mv, black_box(src), dst, OnOverflow::Error, &mut tally);
+                if decode {
+                    int8_decode(&shape, codes, scales, values, OnOverflow::Error, &mut tally);
+                } else {
+                    int8_encode(&shape, values, codes, scales, &mut tally);
+                }
             }
-            assert!(tally.is_clean(), "the source holds small values");
+        };
+        Work { name, moved: lines * (LANES * 3 + 2), run: Box::new(run) }
+    })
+}
+
+fn affine(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
+    [
+        ("8-bit quantise f16", 8, true),
+        ("8-bit dequantise f16", 8, false),
+        ("4-bit quantise f16", 4, true),
+        ("4-bit dequantise f16", 4, false),
+        ("6-bit quantise f16", 6, true),
+        ("6-bit dequantise f16", 6, false),
+    ]
+    .into_iter()
+    .map(move |(name, bits, quantise)| {
+        let scheme = Affine::new(bits, 64).expect("MLX has these");
+        let lanes = HEADS * rows / threads * LANES;
+        let (packed, groups) = (scheme.packed_bytes(lanes), scheme.groups(lanes) * 2);
+        let lengths = [lanes * 2, packed, groups, groups];
+        let memory = lengths.map(|bytes| Shared::new(bytes * threads));
+        let run = move |thread: usize| {
+            // SAFETY: each thread has a part of each buffer of its own.
+            let [values, packed, scales, biases] = std::array::from_fn(|n| unsafe {
+                let start = memory[n].at((thread * lengths[n]).cast_signed());
+                std::slice::from_raw_parts_mut(start, lengths[n])
+            });
+            if quantise {
+                affine_quantize(scheme, Elem::F16, values, packed, scales, biases);
+            } else {
+                affine_dequantize(scheme, Elem::F16, packed, scales, biases, values);
+            }
+        };
+        Work { name, moved: lengths.iter().sum::<usize>() * threads, run: Box::new(run) }
+    })
+}
+
+fn main() {
+    let Options { kib, rounds, threads, filter } = options();
+    println!("{kib} KiB of f16, {rounds} rounds, {threads} threads");
+    println!("{:38} {:>12} {:>12} {:>7}", "kernel", "memcpy GB/s", "kernel GB/s", "ratio");
+    // Not a power of two, as a prompt's length is not.
+    let rows = (kib << 10) / (HEADS * LANES * 2) - 8;
+    let all = moves(rows, threads).chain(int8(rows, threads)).chain(affine(rows, threads));
+    for work in all.filter(|work| work.name.contains(&filter)) {
+        let share = work.moved / 2 / threads;
+        let (from, to) = (Shared::new(share * threads), Shared::new(share * threads));
+        let memcpy = |thread: usize| {
+            let start = (thread * share).cast_signed();
+            // SAFETY: each thread copies its own share of both buffers.
+            unsafe { to.at(start).copy_from_nonoverlapping(from.at(start), share) };
         };
         let (mut plain, mut ours, mut ratios) = (vec![], vec![], vec![]);
-        for round in 0..options.rounds + 2 {
-            let (a, b) = (time(options.threads, memcpy), time(options.threads, kernel));
+        for round in 0..rounds + 2 {
+            let (a, b) = (time(threads, memcpy), time(threads, &work.run));
+            // Two rounds warm the memory.
             if round >= 2 {
                 plain.push(a);
                 ours.push(b);
                 ratios.push(a / b);
             }
         }
-        let rate = |seconds: &mut [f64]| moved as f64 / median(seconds) / 1e9;
-        println!(
-            "{:38} {:12.1} {:12.1} {:7.2}",
-            case.name,
-            rate(&mut plain),
-            rate(&mut ours),
-            median(&mut ratios)
-        );
+        let rate = |seconds: &mut [f64]| work.moved as f64 / median(seconds) / 1e9;
+        let (plain, ours) = (rate(&mut plain), rate(&mut ours));
+        println!("{:38} {plain:12.1} {ours:12.1} {:7.2}", work.name, median(&mut ratios));
     }
 }

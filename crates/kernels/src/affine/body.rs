@@ -3,10 +3,8 @@
 
 use super::definition::range_to_scale;
 
-/// Independent lanes of a reduction: as many as the widest register has.
-const WIDE: usize = 16;
-
-/// Codes, scales and biases of whole groups; see [`super::definition::encode`].
+/// Codes, scales and biases of whole groups; see [`super::definition::encode`]. `range` finds the smallest and the largest
+/// of a group's values.
 #[inline(always)]
 pub(crate) fn encode(
     group: usize,
@@ -15,43 +13,23 @@ pub(crate) fn encode(
     codes: &mut [u8],
     scales: &mut [f32],
     biases: &mut [f32],
+    range: impl Fn(&[f32]) -> (f32, f32),
 ) {
     let bins = ((1_u32 << bits) - 1) as f32;
     let groups = values.chunks_exact(group).zip(codes.chunks_exact_mut(group));
-    for ((values, codes), (scale, bias)) in groups.zip(scales.iter_mut().zip(biases.iter_mut())) {
-        let (values, codes) = (values.as_chunks::<WIDE>().0, codes.as_chunks_mut::<WIDE>().0);
-        let (mut min, mut max) = ([f32::INFINITY; WIDE], [f32::NEG_INFINITY; WIDE]);
-        for values in values {
-            for lane in 0..WIDE {
-                max[lane] = if max[lane] < values[lane] { values[lane] } else { max[lane] };
-                min[lane] = if values[lane] < min[lane] { values[lane] } else { min[lane] };
-            }
-        }
-        let mut half = WIDE / 2;
-        while half > 0 {
-            for lane in 0..half {
-                max[lane] = if max[lane] < max[lane + half] { max[lane + half] } else { max[lane] };
-                min[lane] = if min[lane + half] < min[lane] { min[lane + half] } else { min[lane] };
-            }
-            half /= 2;
-        }
-        (*scale, *bias) = range_to_scale(min[0], max[0], bins);
-        for (values, codes) in values.iter().zip(codes) {
-            for lane in 0..WIDE {
-                let code = ((values[lane] - *bias) / *scale).round_ties_even();
-                codes[lane] = to_code(code, 0.0, bins) as u8;
-            }
+    for ((values, codes), (to_scale, to_bias)) in groups.zip(scales.iter_mut().zip(biases)) {
+        let (min, max) = range(values);
+        let (scale, bias) = range_to_scale(min, max, bins);
+        (*to_scale, *to_bias) = (scale, bias);
+        for (code, &value) in codes.iter_mut().zip(values) {
+            let quotient = ((value - bias) / scale).round_ties_even();
+            let quotient = if quotient > 0.0 { quotient } else { 0.0 };
+            let quotient = if quotient < bins { quotient } else { bins };
+            // SAFETY: the quotient lies within 0..=255, which an i32 holds; neither comparison lets a NaN through.
+            let integer: i32 = unsafe { quotient.to_int_unchecked() };
+            *code = integer as u8;
         }
     }
-}
-
-/// `code` within bounds of at most 255, as an integer; a NaN becomes `low`.
-#[inline(always)]
-fn to_code(code: f32, low: f32, high: f32) -> i32 {
-    let code = if code > low { code } else { low };
-    let code = if code < high { code } else { high };
-    // SAFETY: `code` lies between `low` and `high`, which an i32 holds; neither comparison lets a NaN through.
-    unsafe { code.to_int_unchecked() }
 }
 
 /// `code · scale` for whole groups, not yet rounded to the target's encoding.
@@ -59,11 +37,8 @@ fn to_code(code: f32, low: f32, high: f32) -> i32 {
 pub(crate) fn scale(group: usize, codes: &[u8], scales: &[f32], products: &mut [f32]) {
     let groups = products.chunks_exact_mut(group).zip(codes.chunks_exact(group));
     for ((products, codes), &scale) in groups.zip(scales) {
-        let (products, codes) = (products.as_chunks_mut::<WIDE>().0, codes.as_chunks::<WIDE>().0);
-        for (products, codes) in products.iter_mut().zip(codes) {
-            for lane in 0..WIDE {
-                products[lane] = f32::from(codes[lane]) * scale;
-            }
+        for (product, &code) in products.iter_mut().zip(codes) {
+            *product = f32::from(code) * scale;
         }
     }
 }
@@ -72,10 +47,8 @@ pub(crate) fn scale(group: usize, codes: &[u8], scales: &[f32], products: &mut [
 #[inline(always)]
 pub(crate) fn shift(group: usize, values: &mut [f32], biases: &[f32]) {
     for (values, &bias) in values.chunks_exact_mut(group).zip(biases) {
-        for values in values.as_chunks_mut::<WIDE>().0 {
-            for value in values {
-                *value += bias;
-            }
+        for value in values {
+            *value += bias;
         }
     }
 }

@@ -164,9 +164,9 @@ impl Cpu {
         on!(self, int8_encode(values, scale, codes))
     }
 
-    /// The largest magnitude; 0 for none. A NaN is passed over.
-    pub(crate) fn largest(self, values: &[f32]) -> f32 {
-        on!(self, largest(values))
+    /// The smallest and the largest value; infinities of the wrong sign for none. A NaN is passed over.
+    pub(crate) fn range(self, values: &[f32]) -> (f32, f32) {
+        on!(self, range(values))
     }
 }
 
@@ -182,7 +182,7 @@ macro_rules! shared_bodies {
             scales: &mut [f32],
             biases: &mut [f32],
         ) {
-            crate::affine::body::encode(group, bits, values, codes, scales, biases);
+            crate::affine::body::encode(group, bits, values, codes, scales, biases, |group| range(group));
         }
 
         $(#[$features])*
@@ -203,11 +203,6 @@ macro_rules! shared_bodies {
         $(#[$features])*
         pub(crate) fn int8_encode(values: &[f32], scale: f32, codes: &mut [i8]) {
             crate::int8::body::encode(values, scale, codes);
-        }
-
-        $(#[$features])*
-        pub(crate) fn largest(values: &[f32]) -> f32 {
-            crate::int8::body::largest(values)
         }
     };
 }

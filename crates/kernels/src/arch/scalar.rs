@@ -124,4 +124,11 @@ pub(crate) fn affine_encode(
 }
 
 pub(crate) use crate::affine::body::{scale as affine_scale, shift as affine_shift};
-pub(crate) use crate::int8::body::{decode as int8_decode, encode as int8_encode, largest};
+pub(crate) use crate::int8::body::{decode as int8_decode, encode as int8_encode};
+
+/// See [`super::Cpu::range`].
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    values.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), &value| {
+        (if value < min { value } else { min }, if value > max { value } else { max })
+    })
+}

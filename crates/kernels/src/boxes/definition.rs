@@ -11,7 +11,7 @@ use crate::{Elem, OnOverflow, Tally};
 /// # Safety
 ///
 /// As for [`super::move_box`].
-pub(crate) unsafe fn move_box(
+pub(super) unsafe fn move_box(
     mv: &BoxMove,
     src: *const u8,
     dst: *mut u8,

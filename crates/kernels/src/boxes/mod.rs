@@ -6,8 +6,6 @@ mod route;
 mod scan;
 mod transpose;
 
-pub(crate) use definition::move_box as settle;
-
 use crate::arch::Cpu;
 use crate::{Elem, OnOverflow, Tally};
 use route::{Axis, Route};
@@ -70,7 +68,7 @@ pub unsafe fn move_box(mv: &BoxMove, src: *const u8, dst: *mut u8, policy: OnOve
 /// # Safety
 ///
 /// As for [`move_box`].
-unsafe fn move_box_on(
+pub(crate) unsafe fn move_box_on(
     cpu: Cpu,
     mv: &BoxMove,
     src: *const u8,

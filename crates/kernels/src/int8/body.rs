@@ -2,9 +2,6 @@
 
 use super::LARGEST_CODE;
 
-/// Independent lanes of a reduction: as many as the widest register has.
-const WIDE: usize = 16;
-
 /// `code · scale` for every lane.
 #[inline(always)]
 pub(crate) fn decode(codes: &[i8], scale: f32, values: &mut [f32]) {
@@ -24,18 +21,4 @@ pub(crate) fn encode(values: &[f32], scale: f32, codes: &mut [i8]) {
         let integer: i32 = unsafe { quotient.to_int_unchecked() };
         *code = integer as i8;
     }
-}
-
-/// The largest magnitude; 0 for no values. A NaN is passed over.
-#[inline(always)]
-pub(crate) fn largest(values: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let (chunks, tail) = values.as_chunks::<WIDE>();
-    let mut best = [0.0_f32; WIDE];
-    for chunk in chunks {
-        for lane in 0..WIDE {
-            best[lane] = larger(best[lane], chunk[lane].abs());
-        }
-    }
-    best.iter().chain(tail).fold(0.0, |best, value| larger(best, value.abs()))
 }

@@ -6,9 +6,9 @@
 
 pub(crate) mod body;
 
+use crate::arch::Cpu;
 use crate::arch::scalar::{read, write};
-use crate::arch::{Cpu, Lines};
-use crate::{Elem, OnOverflow, Tally};
+use crate::{BoxMove, Elem, OnOverflow, Tally, boxes};
 
 /// Codes run from -127 to 127.
 const LARGEST_CODE: f32 = 127.0;
@@ -116,6 +116,50 @@ pub unsafe fn int8_encode(
     unsafe { encode_on(Cpu::best(), rows, values, codes, scales, tally) }
 }
 
+/// Lanes that are coded at once: rows of one head that fit the buffers together, or part of a long row.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    head: usize,
+    row: usize,
+    rows: usize,
+    start: usize,
+    lanes: usize,
+}
+
+impl Int8Rows {
+    fn pieces(&self) -> impl Iterator<Item = Piece> + use<> {
+        let [heads, rows, lanes] = self.extents;
+        let rows_at_once = (PIECE / lanes.max(1)).max(1);
+        let starts = move |head, row| {
+            (0..lanes).step_by(PIECE).map(move |start| Piece {
+                head,
+                row,
+                rows: rows_at_once.min(rows - row),
+                start,
+                lanes: PIECE.min(lanes - start),
+            })
+        };
+        (0..heads)
+            .flat_map(move |head| (0..rows).step_by(rows_at_once).flat_map(move |row| starts(head, row)))
+    }
+
+    /// The move between a buffer of f32, `lanes` to a row, and the values of a piece.
+    fn values_of(&self, piece: Piece) -> BoxMove {
+        BoxMove {
+            extents: [1, piece.rows, piece.lanes],
+            src_strides: [0, (piece.lanes * 4).cast_signed(), 4],
+            dst_strides: [0, self.value_strides[1], self.value.bytes().cast_signed()],
+            src: Elem::F32,
+            dst: self.value,
+        }
+    }
+
+    /// Bytes from the first value to the first of a piece.
+    fn value_at(&self, piece: Piece) -> isize {
+        at(self.value_strides, piece.head, piece.row) + (piece.start * self.value.bytes()).cast_signed()
+    }
+}
+
 /// # Safety
 ///
 /// As for [`int8_decode`].
@@ -130,42 +174,40 @@ unsafe fn decode_on(
 ) {
     rows.check();
     let mut wide = [0_f32; PIECE];
-    let bytes = rows.value.bytes();
-    for head in 0..rows.extents[0] {
-        for row in 0..rows.extents[1] {
-            // SAFETY: `head` and `row` lie inside the box.
-            let scale = unsafe { read(rows.scale, scales.offset(rows.scale_at(head, row))) };
-            for start in (0..rows.extents[2]).step_by(PIECE) {
-                let lanes = PIECE.min(rows.extents[2] - start);
-                let wide = &mut wide[..lanes];
-                // SAFETY: the piece lies inside the row.
-                let (codes, values) = unsafe {
-                    (
-                        std::slice::from_raw_parts(
-                            codes.offset(at(rows.code_strides, head, row)).add(start),
-                            lanes,
-                        ),
-                        values.offset(at(rows.value_strides, head, row)).add(start * bytes),
-                    )
-                };
-                cpu.int8_decode(codes, scale, wide);
-                // SAFETY: `values` is writable for `lanes` elements.
-                unsafe {
-                    if to_elem(cpu, rows.value, wide, values) {
-                        let line = crate::BoxMove {
-                            extents: [1, 1, lanes],
-                            src_strides: [0, 0, 4],
-                            dst_strides: [0, 0, bytes.cast_signed()],
-                            src: Elem::F32,
-                            dst: rows.value,
-                        };
-                        let mut counts = Tally::default();
-                        crate::boxes::settle(&line, wide.as_ptr().cast(), values, policy, &mut counts);
-                        tally.merge(&counts.offset_by([head, row, start]));
-                    }
-                }
-            }
+    for piece in rows.pieces() {
+        let Piece { head, row, start, lanes, .. } = piece;
+        let wide = &mut wide[..piece.rows * lanes];
+        for (row, wide) in (row..).zip(wide.chunks_exact_mut(lanes)) {
+            // SAFETY: `head` and `row` lie inside the box, the piece inside the row.
+            let (scale, codes) = unsafe {
+                let from = codes.offset(at(rows.code_strides, head, row)).add(start);
+                let scale = read(rows.scale, scales.offset(rows.scale_at(head, row)));
+                (scale, std::slice::from_raw_parts(from, lanes))
+            };
+            cpu.int8_decode(codes, scale, wide);
         }
+        let mut counts = Tally::default();
+        let mv = rows.values_of(piece);
+        // SAFETY: the piece lies inside the box, and `wide` holds as many elements.
+        unsafe {
+            let to = values.offset(rows.value_at(piece));
+            boxes::move_box_on(cpu, &mv, wide.as_ptr().cast(), to, policy, &mut counts);
+        }
+        if rows.value == Elem::F32 {
+            // Nothing was converted, so nothing was counted.
+            count(wide, lanes, &mut counts);
+        }
+        tally.merge(&counts.offset_by([head, row, start]));
+    }
+}
+
+/// Counts values that are not finite, in rows of `lanes`.
+fn count(wide: &[f32], lanes: usize, tally: &mut Tally) {
+    if wide.iter().fold(true, |finite, value| finite & value.is_finite()) {
+        return;
+    }
+    for (index, &value) in wide.iter().enumerate() {
+        tally.note(value, false, [0, index / lanes, index % lanes]);
     }
 }
 
@@ -181,90 +223,86 @@ unsafe fn encode_on(
     tally: &mut Tally,
 ) {
     rows.check();
-    let [heads, tokens, lanes] = rows.extents;
     let mut wide = [0_f32; PIECE];
-    let shared = match rows.per {
-        ScalePer::HeadRow => 1,
-        ScalePer::Row => heads,
-    };
-    for first in (0..heads).step_by(shared.max(1)) {
-        for row in 0..tokens {
-            // SAFETY: pieces lie inside their rows, which lie inside the box.
-            unsafe {
-                let value = |head: usize, start: usize| {
-                    values.offset(at(rows.value_strides, head, row)).add(start * rows.value.bytes())
-                };
-                let mut largest = 0.0_f32;
-                for head in first..first + shared {
-                    for start in (0..lanes).step_by(PIECE) {
-                        let wide = &mut wide[..PIECE.min(lanes - start)];
-                        if from_elem(cpu, rows.value, value(head, start), wide) {
-                            for (lane, &value) in wide.iter().enumerate() {
-                                tally.note(value, false, [head, row, start + lane]);
-                            }
-                        }
-                        largest = largest.max(cpu.largest(wide));
-                    }
-                }
-                let to = scales.offset(rows.scale_at(first, row));
-                let mut scale = largest / LARGEST_CODE;
-                if scale < SMALLEST_SCALE {
-                    scale = SMALLEST_SCALE;
-                }
+    // A first pass finds scales. Where rows have scales of their own and are short, it codes them too.
+    let at_once = rows.per == ScalePer::HeadRow && rows.extents[2] <= PIECE;
+    for piece in rows.pieces() {
+        // SAFETY: pieces lie inside the box.
+        unsafe {
+            let wide = &mut wide[..piece.rows * piece.lanes];
+            load(cpu, rows, piece, values, wide);
+            let mut counts = Tally::default();
+            count(wide, piece.lanes, &mut counts);
+            tally.merge(&counts.offset_by([piece.head, piece.row, piece.start]));
+            for (row, wide) in (piece.row..).zip(wide.chunks_exact(piece.lanes)) {
+                let to = scales.offset(rows.scale_at(piece.head, row));
+                let (min, max) = cpu.range(wide);
+                let mut scale = max.max(-min) / LARGEST_CODE;
+                let first = piece.start == 0 && (rows.per == ScalePer::HeadRow || piece.head == 0);
+                // Rounding keeps order, so the largest of rounded scales is the rounded largest.
+                let floor = if first { SMALLEST_SCALE } else { read(rows.scale, to) };
+                scale = if scale > floor { scale } else { floor };
                 write(rows.scale, to, scale);
-                let scale = read(rows.scale, to);
-                if largest.is_finite() {
-                    tally.note(largest, !scale.is_finite(), [first, row, 0]);
+                let stored = read(rows.scale, to);
+                if stored.is_infinite() && scale.is_finite() {
+                    tally.note(scale, true, [piece.head, row, 0]);
                 }
-                for head in first..first + shared {
-                    for start in (0..lanes).step_by(PIECE) {
-                        let wide = &mut wide[..PIECE.min(lanes - start)];
-                        // A row that is one piece is still there from the search for its largest value.
-                        if shared > 1 || lanes > PIECE {
-                            from_elem(cpu, rows.value, value(head, start), wide);
-                        }
-                        let to = codes.offset(at(rows.code_strides, head, row)).add(start);
-                        let codes = std::slice::from_raw_parts_mut(to, wide.len());
-                        cpu.int8_encode(wide, scale, codes);
-                    }
+                if at_once {
+                    code(cpu, rows, Piece { row, ..piece }, wide, stored, codes);
                 }
+            }
+        }
+    }
+    if at_once {
+        return;
+    }
+    for piece in rows.pieces() {
+        // SAFETY: pieces lie inside the box.
+        unsafe {
+            let wide = &mut wide[..piece.rows * piece.lanes];
+            load(cpu, rows, piece, values, wide);
+            for (row, wide) in (piece.row..).zip(wide.chunks_exact(piece.lanes)) {
+                let scale = read(rows.scale, scales.offset(rows.scale_at(piece.head, row)));
+                code(cpu, rows, Piece { row, ..piece }, wide, scale, codes);
             }
         }
     }
 }
 
-/// Reads a line of `elem`. Returns true when a value may not be finite.
+/// Reads the values of a piece.
 ///
 /// # Safety
 ///
-/// `src` is readable for as many elements as `wide` holds.
-unsafe fn from_elem(cpu: Cpu, elem: Elem, src: *const u8, wide: &mut [f32]) -> bool {
-    let lanes = wide.len();
-    let dst = wide.as_mut_ptr().cast::<u8>();
-    if elem == Elem::F32 {
-        // SAFETY: both sides hold `lanes` floats.
-        unsafe { dst.copy_from_nonoverlapping(src, lanes * 4) };
-        return wide.iter().any(|value| !value.is_finite());
+/// `values` are readable over the box; `wide` holds as many elements as the piece.
+unsafe fn load(cpu: Cpu, rows: &Int8Rows, piece: Piece, values: *const u8, wide: &mut [f32]) {
+    let written = rows.values_of(piece);
+    let mv = BoxMove {
+        src_strides: written.dst_strides,
+        dst_strides: written.src_strides,
+        src: written.dst,
+        dst: written.src,
+        ..written
+    };
+    // SAFETY: the caller's promise. What is unusual is counted by whoever asked.
+    unsafe {
+        let from = values.offset(rows.value_at(piece));
+        let to = wide.as_mut_ptr().cast();
+        boxes::move_box_on(cpu, &mv, from, to, OnOverflow::Count, &mut Tally::default());
     }
-    // SAFETY: as above.
-    unsafe { cpu.convert(elem, Elem::F32, Lines { src, src_stride: 0, dst, dst_stride: 0, lines: 1, lanes }) }
 }
 
-/// Writes a line of `elem`, overflowing to infinity. Returns true when a written value may not be finite.
+/// Codes the lanes of `piece` in its first row.
 ///
 /// # Safety
 ///
-/// `dst` is writable for as many elements as `wide` holds.
-unsafe fn to_elem(cpu: Cpu, elem: Elem, wide: &[f32], dst: *mut u8) -> bool {
-    let lanes = wide.len();
-    let src = wide.as_ptr().cast::<u8>();
-    if elem == Elem::F32 {
-        // SAFETY: both sides hold `lanes` floats.
-        unsafe { dst.copy_from_nonoverlapping(src, lanes * 4) };
-        return wide.iter().any(|value| !value.is_finite());
-    }
-    // SAFETY: as above.
-    unsafe { cpu.convert(Elem::F32, elem, Lines { src, src_stride: 0, dst, dst_stride: 0, lines: 1, lanes }) }
+/// `codes` are writable over the box.
+unsafe fn code(cpu: Cpu, rows: &Int8Rows, piece: Piece, wide: &[f32], scale: f32, codes: *mut i8) {
+    // SAFETY: the caller's promise.
+    let codes = unsafe {
+        let to = codes.offset(at(rows.code_strides, piece.head, piece.row)).add(piece.start);
+        std::slice::from_raw_parts_mut(to, wide.len())
+    };
+    cpu.int8_encode(wide, scale, codes);
 }
 
 #[cfg(test)]

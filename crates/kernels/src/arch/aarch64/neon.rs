@@ -216,4 +216,20 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
     }
 }
 
+/// See [`super::super::Cpu::range`].
+#[target_feature(enable = "neon")]
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    let (chunks, tail) = values.as_chunks::<4>();
+    let (mut min, mut max) = (vdupq_n_f32(f32::INFINITY), vdupq_n_f32(f32::NEG_INFINITY));
+    for chunk in chunks {
+        // SAFETY: `chunk` is 16 readable bytes.
+        let v = unsafe { vld1q_f32(chunk.as_ptr()) };
+        // Of a NaN and a number, these take the number.
+        min = vminnmq_f32(v, min);
+        max = vmaxnmq_f32(v, max);
+    }
+    let rest = scalar::range(tail);
+    (vminnmvq_f32(min).min(rest.0), vmaxnmvq_f32(max).max(rest.1))
+}
+
 super::super::shared_bodies!(#[target_feature(enable = "neon")]);

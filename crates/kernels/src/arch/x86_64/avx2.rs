@@ -217,4 +217,27 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
     }
 }
 
+/// See [`super::super::Cpu::range`].
+#[target_feature(enable = "avx2")]
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    let (chunks, tail) = values.as_chunks::<8>();
+    let mut min = _mm256_set1_ps(f32::INFINITY);
+    let mut max = _mm256_set1_ps(f32::NEG_INFINITY);
+    for chunk in chunks {
+        // SAFETY: `chunk` is 32 readable bytes.
+        let v = unsafe { _mm256_loadu_ps(chunk.as_ptr()) };
+        // Of a NaN and a number, the second operand is taken.
+        min = _mm256_min_ps(v, min);
+        max = _mm256_max_ps(v, max);
+    }
+    let rest = scalar::range(tail);
+    let swap = |v| _mm256_permute2f128_ps::<1>(v, v);
+    let (mut min, mut max) = (_mm256_min_ps(min, swap(min)), _mm256_max_ps(max, swap(max)));
+    min = _mm256_min_ps(min, _mm256_permute_ps::<0b01_00_11_10>(min));
+    max = _mm256_max_ps(max, _mm256_permute_ps::<0b01_00_11_10>(max));
+    min = _mm256_min_ps(min, _mm256_permute_ps::<0b10_11_00_01>(min));
+    max = _mm256_max_ps(max, _mm256_permute_ps::<0b10_11_00_01>(max));
+    (_mm256_cvtss_f32(min).min(rest.0), _mm256_cvtss_f32(max).max(rest.1))
+}
+
 super::super::shared_bodies!(#[target_feature(enable = "avx2")]);

@@ -208,4 +208,21 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
     }
 }
 
+/// See [`super::super::Cpu::range`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    let (chunks, tail) = values.as_chunks::<16>();
+    let mut min = _mm512_set1_ps(f32::INFINITY);
+    let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
+    for chunk in chunks {
+        // SAFETY: `chunk` is 64 readable bytes.
+        let v = unsafe { _mm512_loadu_ps(chunk.as_ptr()) };
+        // Of a NaN and a number, the second operand is taken.
+        min = _mm512_min_ps(v, min);
+        max = _mm512_max_ps(v, max);
+    }
+    let rest = scalar::range(tail);
+    (_mm512_reduce_min_ps(min).min(rest.0), _mm512_reduce_max_ps(max).max(rest.1))
+}
+
 super::super::shared_bodies!(#[target_feature(enable = "avx512f,avx512bw,avx512vl")]);
