@@ -11,7 +11,7 @@ use crate::Elem;
 use crate::arch::{Cpu, Lines};
 
 /// Elements that are widened, coded and packed at once: the buffers of a block stay in the nearest cache.
-const BLOCK: usize = 1024;
+const BLOCK: usize = 4096;
 
 /// The smallest group, which gives a block the most groups.
 const SMALLEST_GROUP: usize = 32;

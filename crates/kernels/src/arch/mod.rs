@@ -154,9 +154,26 @@ impl Cpu {
         on!(self, affine_shift(group, values, biases))
     }
 
-    /// `code · scale`, signed codes of one scale.
-    pub(crate) fn int8_decode(self, codes: &[i8], scale: f32, values: &mut [f32]) {
-        on!(self, int8_decode(codes, scale, values))
+    /// Turns lines of int8 codes into floats, `code · scales[line]`, overflowing to infinity. Returns what
+    /// [`Cpu::convert`] returns.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Cpu::convert`].
+    pub(crate) unsafe fn int8_decode(self, to: Elem, block: Lines, scales: &[f32]) -> bool {
+        assert_eq!(scales.len(), block.lines, "a scale for every line");
+        // SAFETY: the caller's promise is the body's.
+        unsafe {
+            match self {
+                Cpu::Scalar => scalar::convert_scaled(Elem::I8, to, block, scales),
+                #[cfg(target_arch = "x86_64")]
+                Cpu::Avx2(_) => x86_64::avx2::int8_decode(to, block, scales),
+                #[cfg(target_arch = "x86_64")]
+                Cpu::Avx512(_) => x86_64::avx512::int8_decode(to, block, scales),
+                #[cfg(target_arch = "aarch64")]
+                Cpu::Neon(_) => aarch64::neon::int8_decode(to, block, scales),
+            }
+        }
     }
 
     /// `value / scale` as a signed code.
@@ -193,11 +210,6 @@ macro_rules! shared_bodies {
         $(#[$features])*
         pub(crate) fn affine_shift(group: usize, values: &mut [f32], biases: &[f32]) {
             crate::affine::body::shift(group, values, biases);
-        }
-
-        $(#[$features])*
-        pub(crate) fn int8_decode(codes: &[i8], scale: f32, values: &mut [f32]) {
-            crate::int8::body::decode(codes, scale, values);
         }
 
         $(#[$features])*

@@ -10,6 +10,7 @@ use crate::arch::Cpu;
 use crate::{Elem, OnOverflow, Tally};
 use route::{Axis, Route};
 
+pub(crate) use definition::write_value;
 pub use scan::scan_box;
 
 /// One move: a box of elements read at one set of strides and written at another.

@@ -6,8 +6,8 @@
 
 pub(crate) mod body;
 
-use crate::arch::Cpu;
 use crate::arch::scalar::{read, write};
+use crate::arch::{Cpu, Lines};
 use crate::{BoxMove, Elem, OnOverflow, Tally, boxes};
 
 /// Codes run from -127 to 127.
@@ -17,7 +17,7 @@ const LARGEST_CODE: f32 = 127.0;
 const SMALLEST_SCALE: f32 = 1e-6;
 
 /// Lanes that are coded at once: the buffers of a piece stay in the nearest cache.
-const PIECE: usize = 1024;
+const PIECE: usize = 4096;
 
 /// Which lanes share a scale.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -173,31 +173,49 @@ unsafe fn decode_on(
     tally: &mut Tally,
 ) {
     rows.check();
-    let mut wide = [0_f32; PIECE];
+    let mut factors = [0_f32; PIECE];
     for piece in rows.pieces() {
         let Piece { head, row, start, lanes, .. } = piece;
-        let wide = &mut wide[..piece.rows * lanes];
-        for (row, wide) in (row..).zip(wide.chunks_exact_mut(lanes)) {
-            // SAFETY: `head` and `row` lie inside the box, the piece inside the row.
-            let (scale, codes) = unsafe {
-                let from = codes.offset(at(rows.code_strides, head, row)).add(start);
-                let scale = read(rows.scale, scales.offset(rows.scale_at(head, row)));
-                (scale, std::slice::from_raw_parts(from, lanes))
-            };
-            cpu.int8_decode(codes, scale, wide);
+        let factors = &mut factors[..piece.rows];
+        for (row, factor) in (row..).zip(factors.iter_mut()) {
+            // SAFETY: `head` and `row` lie inside the box.
+            *factor = unsafe { read(rows.scale, scales.offset(rows.scale_at(head, row))) };
         }
-        let mut counts = Tally::default();
-        let mv = rows.values_of(piece);
-        // SAFETY: the piece lies inside the box, and `wide` holds as many elements.
+        let block = Lines {
+            src: codes.wrapping_offset(at(rows.code_strides, head, row)).wrapping_add(start).cast(),
+            src_stride: rows.code_strides[1],
+            dst: values.wrapping_offset(rows.value_at(piece)),
+            dst_stride: rows.value_strides[1],
+            lines: piece.rows,
+            lanes,
+        };
+        // SAFETY: the piece lies inside the box.
         unsafe {
-            let to = values.offset(rows.value_at(piece));
-            boxes::move_box_on(cpu, &mv, wide.as_ptr().cast(), to, policy, &mut counts);
+            if cpu.int8_decode(rows.value, block, factors) {
+                let mut counts = Tally::default();
+                settle(rows.value, block, factors, policy, &mut counts);
+                tally.merge(&counts.offset_by([head, row, start]));
+            }
         }
-        if rows.value == Elem::F32 {
-            // Nothing was converted, so nothing was counted.
-            count(wide, lanes, &mut counts);
+    }
+}
+
+/// Decodes by the definition, which counts and clamps.
+///
+/// # Safety
+///
+/// As for [`Cpu::int8_decode`].
+unsafe fn settle(to: Elem, block: Lines, factors: &[f32], policy: OnOverflow, tally: &mut Tally) {
+    for (row, factor) in factors.iter().enumerate() {
+        let line = row.cast_signed();
+        for lane in 0..block.lanes {
+            // SAFETY: `row` and `lane` lie inside the block.
+            unsafe {
+                let code = block.src.offset(line * block.src_stride).add(lane).cast::<i8>().read();
+                let dst = block.dst.offset(line * block.dst_stride).add(lane * to.bytes());
+                boxes::write_value(to, dst, f32::from(code) * factor, policy, tally, [0, row, lane]);
+            }
         }
-        tally.merge(&counts.offset_by([head, row, start]));
     }
 }
 

@@ -87,15 +87,15 @@ proptest! {
 
 #[test]
 fn overflow_in_decoding_is_counted_and_clamped_on_request() {
-    let rows = rows([1, 2, 1100], ScalePer::HeadRow);
+    let rows = rows([1, 2, 4300], ScalePer::HeadRow);
     let mut codes = vec![1_i8; padded(rows.extents)];
-    codes[1101 + 1050] = -100;
+    codes[4301 + 4200] = -100;
     let scales = [f16::ONE, f16::from_f32(1000.0)];
     for cpu in Cpu::all() {
         for (policy, written) in [(OnOverflow::Count, f16::NEG_INFINITY), (OnOverflow::Clamp, f16::MIN)] {
             let (values, tally) = decode(cpu, &rows, &codes, &scales, policy);
-            assert_eq!((tally.overflow, tally.first_overflow), (1, Some([0, 1, 1050])));
-            assert_eq!(values[1101 + 1050], written);
+            assert_eq!((tally.overflow, tally.first_overflow), (1, Some([0, 1, 4200])));
+            assert_eq!(values[4301 + 4200], written);
         }
     }
 }

@@ -53,6 +53,17 @@ unsafe fn load_f32(at: *const u8) -> Eight {
 
 /// # Safety
 ///
+/// `at` is readable for 8 codes.
+#[target_feature(enable = "neon")]
+#[inline]
+unsafe fn load_i8(at: *const u8, scale: float32x4_t) -> Eight {
+    // SAFETY: 8 readable bytes.
+    let v = vmovl_s8(vreinterpret_s8_u8(unsafe { vld1_u8(at) }));
+    [vmovl_s16(vget_low_s16(v)), vmovl_s16(vget_high_s16(v))].map(|v| vmulq_f32(vcvtq_f32_s32(v), scale))
+}
+
+/// # Safety
+///
 /// `at` is writable for 8 elements.
 #[target_feature(enable = "neon")]
 #[inline]
@@ -92,25 +103,40 @@ unsafe fn store_f32(at: *mut u8, v: Eight) {
     }
 }
 
+/// The lanes of a line that fill no step.
+macro_rules! tail {
+    ($from:expr, $to:expr, $lines:expr,) => {
+        scalar::convert($from, $to, $lines)
+    };
+    ($from:expr, $to:expr, $lines:expr, $scales:ident, $line:ident) => {
+        scalar::convert_scaled($from, $to, $lines, &$scales[$line..=$line])
+    };
+}
+
 macro_rules! conversion {
     ($name:ident, $load:ident, $from:expr, $store:ident, $to:expr) => {
+        conversion!($name, $load(), $from, $store, $to,);
+    };
+    ($name:ident, $load:ident($($scale:ident)?), $from:expr, $store:ident, $to:expr, $($scales:ident)?) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::convert`].
         #[target_feature(enable = "neon")]
-        unsafe fn $name(block: Lines) -> bool {
+        unsafe fn $name(block: Lines $(, $scales: &[f32])?) -> bool {
             const FROM: usize = $from.bytes();
             const TO: usize = $to.bytes();
             let mut largest = vdupq_n_u32(0);
             let mut unusual = false;
             let body = block.lanes / STEP * STEP;
-            for line in 0..block.lines.cast_signed() {
+            for line in 0..block.lines {
+                $(let $scale = vdupq_n_f32($scales[line]);)?
+                let at = line.cast_signed();
                 // SAFETY: `line` stays inside the block, the steps inside the line.
                 unsafe {
-                    let src = block.src.offset(line * block.src_stride);
-                    let dst = block.dst.offset(line * block.dst_stride);
+                    let src = block.src.offset(at * block.src_stride);
+                    let dst = block.dst.offset(at * block.dst_stride);
                     for lane in (0..body).step_by(STEP) {
-                        let v = $load(src.add(lane * FROM));
+                        let v = $load(src.add(lane * FROM) $(, $scale)?);
                         for half in v {
                             let magnitude = vreinterpretq_u32_f32(vabsq_f32(half));
                             largest = vmaxq_u32(largest, magnitude);
@@ -125,7 +151,7 @@ macro_rules! conversion {
                             lanes: block.lanes - body,
                             ..block
                         };
-                        unusual |= scalar::convert($from, $to, tail);
+                        unusual |= tail!($from, $to, tail, $($scales, line)?);
                     }
                 }
             }
@@ -141,6 +167,25 @@ conversion!(bf16_to_f16, load_bf16, Elem::BF16, store_f16, Elem::F16);
 conversion!(bf16_to_f32, load_bf16, Elem::BF16, store_f32, Elem::F32);
 conversion!(f32_to_f16, load_f32, Elem::F32, store_f16, Elem::F16);
 conversion!(f32_to_bf16, load_f32, Elem::F32, store_bf16, Elem::BF16);
+
+conversion!(i8_to_f16, load_i8(scale), Elem::I8, store_f16, Elem::F16, scales);
+conversion!(i8_to_bf16, load_i8(scale), Elem::I8, store_bf16, Elem::BF16, scales);
+conversion!(i8_to_f32, load_i8(scale), Elem::I8, store_f32, Elem::F32, scales);
+
+/// # Safety
+///
+/// As for [`super::super::Cpu::int8_decode`].
+#[target_feature(enable = "neon")]
+pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool {
+    // SAFETY: the caller's promise is the body's.
+    unsafe {
+        match to {
+            Elem::F16 => i8_to_f16(block, scales),
+            Elem::BF16 => i8_to_bf16(block, scales),
+            _ => i8_to_f32(block, scales),
+        }
+    }
+}
 
 /// # Safety
 ///

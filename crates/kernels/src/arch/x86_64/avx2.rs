@@ -43,6 +43,17 @@ unsafe fn load_f32(at: *const u8) -> __m256 {
 
 /// # Safety
 ///
+/// `at` is readable for 8 codes.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+unsafe fn load_i8(at: *const u8, scale: __m256) -> __m256 {
+    // SAFETY: 8 readable bytes.
+    let codes = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(at.cast()) });
+    _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale)
+}
+
+/// # Safety
+///
 /// `at` is writable for 8 elements.
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
@@ -89,26 +100,41 @@ fn any_at_least(v: __m256i, limit: u32) -> bool {
     _mm256_movemask_epi8(_mm256_cmpgt_epi32(v, below)) != 0
 }
 
+/// The lanes of a line that fill no step.
+macro_rules! tail {
+    ($from:expr, $to:expr, $lines:expr,) => {
+        scalar::convert($from, $to, $lines)
+    };
+    ($from:expr, $to:expr, $lines:expr, $scales:ident, $line:ident) => {
+        scalar::convert_scaled($from, $to, $lines, &$scales[$line..=$line])
+    };
+}
+
 macro_rules! conversion {
     ($name:ident, $load:ident, $from:expr, $store:ident, $to:expr) => {
+        conversion!($name, $load(), $from, $store, $to,);
+    };
+    ($name:ident, $load:ident($($scale:ident)?), $from:expr, $store:ident, $to:expr, $($scales:ident)?) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::convert`].
         #[target_feature(enable = "avx2,f16c")]
-        unsafe fn $name(block: Lines) -> bool {
+        unsafe fn $name(block: Lines $(, $scales: &[f32])?) -> bool {
             const FROM: usize = $from.bytes();
             const TO: usize = $to.bytes();
             let sign = _mm256_set1_epi32(0x7FFF_FFFF);
             let mut largest = _mm256_setzero_si256();
             let mut unusual = false;
             let body = block.lanes / STEP * STEP;
-            for line in 0..block.lines.cast_signed() {
+            for line in 0..block.lines {
+                $(let $scale = _mm256_set1_ps($scales[line]);)?
+                let at = line.cast_signed();
                 // SAFETY: `line` stays inside the block, the steps inside the line.
                 unsafe {
-                    let src = block.src.offset(line * block.src_stride);
-                    let dst = block.dst.offset(line * block.dst_stride);
+                    let src = block.src.offset(at * block.src_stride);
+                    let dst = block.dst.offset(at * block.dst_stride);
                     for lane in (0..body).step_by(STEP) {
-                        let v = $load(src.add(lane * FROM));
+                        let v = $load(src.add(lane * FROM) $(, $scale)?);
                         let magnitude = _mm256_and_si256(_mm256_castps_si256(v), sign);
                         largest = _mm256_max_epu32(largest, magnitude);
                         $store(dst.add(lane * TO), v);
@@ -121,7 +147,7 @@ macro_rules! conversion {
                             lanes: block.lanes - body,
                             ..block
                         };
-                        unusual |= scalar::convert($from, $to, tail);
+                        unusual |= tail!($from, $to, tail, $($scales, line)?);
                     }
                 }
             }
@@ -137,6 +163,25 @@ conversion!(bf16_to_f16, load_bf16, Elem::BF16, store_f16, Elem::F16);
 conversion!(bf16_to_f32, load_bf16, Elem::BF16, store_f32, Elem::F32);
 conversion!(f32_to_f16, load_f32, Elem::F32, store_f16, Elem::F16);
 conversion!(f32_to_bf16, load_f32, Elem::F32, store_bf16, Elem::BF16);
+
+conversion!(i8_to_f16, load_i8(scale), Elem::I8, store_f16, Elem::F16, scales);
+conversion!(i8_to_bf16, load_i8(scale), Elem::I8, store_bf16, Elem::BF16, scales);
+conversion!(i8_to_f32, load_i8(scale), Elem::I8, store_f32, Elem::F32, scales);
+
+/// # Safety
+///
+/// As for [`super::super::Cpu::int8_decode`].
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool {
+    // SAFETY: the caller's promise is the body's.
+    unsafe {
+        match to {
+            Elem::F16 => i8_to_f16(block, scales),
+            Elem::BF16 => i8_to_bf16(block, scales),
+            _ => i8_to_f32(block, scales),
+        }
+    }
+}
 
 /// # Safety
 ///
@@ -240,4 +285,4 @@ pub(crate) fn range(values: &[f32]) -> (f32, f32) {
     (_mm256_cvtss_f32(min).min(rest.0), _mm256_cvtss_f32(max).max(rest.1))
 }
 
-super::super::shared_bodies!(#[target_feature(enable = "avx2")]);
+super::super::shared_bodies!(#[target_feature(enable = "avx2,fma")]);

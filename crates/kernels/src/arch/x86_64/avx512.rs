@@ -7,8 +7,8 @@ use super::super::tile::{Gathered, rounds, walk};
 use super::super::{Lines, Matrix};
 use crate::Elem;
 
-/// Elements of one step of a conversion.
-const STEP: usize = 16;
+/// Elements of one step of a conversion: whole cache lines are written, which then need not be read first.
+const STEP: usize = 32;
 
 /// # Safety
 ///
@@ -43,74 +43,123 @@ unsafe fn load_f32(at: *const u8) -> __m512 {
 
 /// # Safety
 ///
-/// `at` is writable for 16 elements.
+/// `at` is readable for 16 codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_f16(at: *mut u8, v: __m512) {
-    let narrow = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(v);
-    // SAFETY: 32 writable bytes.
-    unsafe { _mm256_storeu_si256(at.cast(), narrow) }
+unsafe fn load_i8(at: *const u8, scale: __m512) -> __m512 {
+    // SAFETY: 16 readable bytes.
+    let codes = _mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(at.cast()) });
+    _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scale)
+}
+
+/// # Safety
+///
+/// `at` is writable for 32 elements.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+#[inline]
+unsafe fn store_f16(at: *mut u8, low: __m512, high: __m512) {
+    let low = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(low);
+    let high = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(high);
+    let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+    // SAFETY: 64 writable bytes.
+    unsafe { _mm512_storeu_si512(at.cast(), both) }
 }
 
 /// Rounds to nearest even in integers; a NaN may come out as anything, see [`super::super::Cpu::convert`].
 ///
 /// # Safety
 ///
-/// `at` is writable for 16 elements.
+/// `at` is writable for 32 elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_bf16(at: *mut u8, v: __m512) {
-    let bits = _mm512_castps_si512(v);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    let narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
-    // SAFETY: 32 writable bytes.
-    unsafe { _mm256_storeu_si256(at.cast(), narrow) }
+unsafe fn store_bf16(at: *mut u8, low: __m512, high: __m512) {
+    let [low, high] = [low, high].map(|v| {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd)
+    });
+    // The upper halves, in the order of the lanes.
+    let (low, high) = (_mm512_srli_epi32::<16>(low), _mm512_srli_epi32::<16>(high));
+    let both = _mm512_packus_epi32(low, high);
+    let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    let both = _mm512_permutexvar_epi64(order, both);
+    // SAFETY: 64 writable bytes.
+    unsafe { _mm512_storeu_si512(at.cast(), both) }
 }
 
 /// # Safety
 ///
-/// `at` is writable for 16 elements.
+/// `at` is writable for 32 elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_f32(at: *mut u8, v: __m512) {
-    // SAFETY: 64 writable bytes.
-    unsafe { _mm512_storeu_ps(at.cast(), v) }
+unsafe fn store_f32(at: *mut u8, low: __m512, high: __m512) {
+    // SAFETY: 128 writable bytes.
+    unsafe {
+        _mm512_storeu_ps(at.cast(), low);
+        _mm512_storeu_ps(at.add(64).cast(), high);
+    }
+}
+
+/// Where a line's second step starts: at the first whole cache line of the destination, or one step on.
+fn second_step(dst: *mut u8, bytes: usize) -> usize {
+    let skip = dst.addr().next_multiple_of(64) - dst.addr();
+    if skip == 0 || !skip.is_multiple_of(bytes) { STEP } else { skip / bytes }
+}
+
+/// The lanes of a line that fill no step.
+macro_rules! tail {
+    ($from:expr, $to:expr, $lines:expr,) => {
+        scalar::convert($from, $to, $lines)
+    };
+    ($from:expr, $to:expr, $lines:expr, $scales:ident, $line:ident) => {
+        scalar::convert_scaled($from, $to, $lines, &$scales[$line..=$line])
+    };
 }
 
 macro_rules! conversion {
     ($name:ident, $load:ident, $from:expr, $store:ident, $to:expr) => {
+        conversion!($name, $load(), $from, $store, $to,);
+    };
+    ($name:ident, $load:ident($($scale:ident)?), $from:expr, $store:ident, $to:expr, $($scales:ident)?) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::convert`].
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-        unsafe fn $name(block: Lines) -> bool {
+        unsafe fn $name(block: Lines $(, $scales: &[f32])?) -> bool {
             const FROM: usize = $from.bytes();
             const TO: usize = $to.bytes();
             let sign = _mm512_set1_epi32(0x7FFF_FFFF);
             let mut largest = _mm512_setzero_si512();
             let mut unusual = false;
-            let body = block.lanes / STEP * STEP;
-            for line in 0..block.lines.cast_signed() {
+            for line in 0..block.lines {
+                $(let $scale = _mm512_set1_ps($scales[line]);)?
+                let at = line.cast_signed();
                 // SAFETY: `line` stays inside the block, the steps inside the line.
                 unsafe {
-                    let src = block.src.offset(line * block.src_stride);
-                    let dst = block.dst.offset(line * block.dst_stride);
-                    for lane in (0..body).step_by(STEP) {
-                        let v = $load(src.add(lane * FROM));
-                        let magnitude = _mm512_and_si512(_mm512_castps_si512(v), sign);
-                        largest = _mm512_max_epu32(largest, magnitude);
-                        $store(dst.add(lane * TO), v);
+                    let src = block.src.offset(at * block.src_stride);
+                    let dst = block.dst.offset(at * block.dst_stride);
+                    let mut step = |lane: usize| {
+                        let (low, high) = ($load(src.add(lane * FROM) $(, $scale)?), $load(src.add((lane + 16) * FROM) $(, $scale)?));
+                        for v in [low, high] {
+                            let magnitude = _mm512_and_si512(_mm512_castps_si512(v), sign);
+                            largest = _mm512_max_epu32(largest, magnitude);
+                        }
+                        $store(dst.add(lane * TO), low, high);
+                    };
+                    if block.lanes < STEP {
+                        let short = Lines { src, dst, lines: 1, ..block };
+                        unusual |= tail!($from, $to, short, $($scales, line)?);
+                        continue;
                     }
-                    if body < block.lanes {
-                        let tail = Lines {
-                            src: src.add(body * FROM),
-                            dst: dst.add(body * TO),
-                            lines: 1,
-                            lanes: block.lanes - body,
-                            ..block
-                        };
-                        unusual |= scalar::convert($from, $to, tail);
+                    // The first and the last step may do some elements twice.
+                    step(0);
+                    let mut lane = second_step(dst, TO);
+                    while lane + STEP <= block.lanes {
+                        step(lane);
+                        lane += STEP;
+                    }
+                    if lane < block.lanes {
+                        step(block.lanes - STEP);
                     }
                 }
             }
@@ -126,6 +175,25 @@ conversion!(bf16_to_f16, load_bf16, Elem::BF16, store_f16, Elem::F16);
 conversion!(bf16_to_f32, load_bf16, Elem::BF16, store_f32, Elem::F32);
 conversion!(f32_to_f16, load_f32, Elem::F32, store_f16, Elem::F16);
 conversion!(f32_to_bf16, load_f32, Elem::F32, store_bf16, Elem::BF16);
+
+conversion!(i8_to_f16, load_i8(scale), Elem::I8, store_f16, Elem::F16, scales);
+conversion!(i8_to_bf16, load_i8(scale), Elem::I8, store_bf16, Elem::BF16, scales);
+conversion!(i8_to_f32, load_i8(scale), Elem::I8, store_f32, Elem::F32, scales);
+
+/// # Safety
+///
+/// As for [`super::super::Cpu::int8_decode`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool {
+    // SAFETY: the caller's promise is the body's.
+    unsafe {
+        match to {
+            Elem::F16 => i8_to_f16(block, scales),
+            Elem::BF16 => i8_to_bf16(block, scales),
+            _ => i8_to_f32(block, scales),
+        }
+    }
+}
 
 /// # Safety
 ///
