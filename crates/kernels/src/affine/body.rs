@@ -16,11 +16,15 @@ pub(crate) fn encode(
     range: impl Fn(&[f32]) -> (f32, f32),
 ) {
     let bins = ((1_u32 << bits) - 1) as f32;
+    // Three passes: what one group waits for, a chain of divisions, then runs for many groups side by side.
+    for (values, (min, max)) in values.chunks_exact(group).zip(scales.iter_mut().zip(biases.iter_mut())) {
+        (*min, *max) = range(values);
+    }
+    for (scale, bias) in scales.iter_mut().zip(biases.iter_mut()) {
+        (*scale, *bias) = range_to_scale(*scale, *bias, bins);
+    }
     let groups = values.chunks_exact(group).zip(codes.chunks_exact_mut(group));
-    for ((values, codes), (to_scale, to_bias)) in groups.zip(scales.iter_mut().zip(biases)) {
-        let (min, max) = range(values);
-        let (scale, bias) = range_to_scale(min, max, bins);
-        (*to_scale, *to_bias) = (scale, bias);
+    for ((values, codes), (&scale, &bias)) in groups.zip(scales.iter().zip(biases.iter())) {
         let divide = Divisor::new(scale);
         for (code, &value) in codes.iter_mut().zip(values) {
             *code = divide.round(value - bias, 0.0, bins) as u8;

@@ -22,6 +22,7 @@ pub(crate) fn encode(bits: u32, values: &[f32], codes: &mut [u8]) -> (f32, f32) 
 }
 
 /// The scale and the bias for values from `min` to `max` in `bins` steps.
+#[inline(always)]
 pub(crate) fn range_to_scale(min: f32, max: f32, bins: f32) -> (f32, f32) {
     /// No group has a smaller scale before its edge is fitted.
     const SMALLEST: f32 = 1e-7;

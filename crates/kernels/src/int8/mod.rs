@@ -242,6 +242,7 @@ unsafe fn encode_on(
 ) {
     rows.check();
     let mut wide = [0_f32; PIECE];
+    let mut factors = [0_f32; PIECE];
     // A first pass finds scales. Where rows have scales of their own and are short, it codes them too.
     let at_once = rows.per == ScalePer::HeadRow && rows.extents[2] <= PIECE;
     for piece in rows.pieces() {
@@ -252,21 +253,26 @@ unsafe fn encode_on(
             let mut counts = Tally::default();
             count(wide, piece.lanes, &mut counts);
             tally.merge(&counts.offset_by([piece.head, piece.row, piece.start]));
-            for (row, wide) in (piece.row..).zip(wide.chunks_exact(piece.lanes)) {
-                let to = scales.offset(rows.scale_at(piece.head, row));
+            let factors = &mut factors[..piece.rows];
+            for (wide, factor) in wide.chunks_exact(piece.lanes).zip(factors.iter_mut()) {
                 let (min, max) = cpu.range(wide);
-                let mut scale = max.max(-min) / LARGEST_CODE;
+                *factor = max.max(-min) / LARGEST_CODE;
+            }
+            for (row, factor) in (piece.row..).zip(factors.iter_mut()) {
+                let to = scales.offset(rows.scale_at(piece.head, row));
                 let first = piece.start == 0 && (rows.per == ScalePer::HeadRow || piece.head == 0);
                 // Rounding keeps order, so the largest of rounded scales is the rounded largest.
                 let floor = if first { SMALLEST_SCALE } else { read(rows.scale, to) };
-                scale = if scale > floor { scale } else { floor };
+                let scale = if *factor > floor { *factor } else { floor };
                 write(rows.scale, to, scale);
-                let stored = read(rows.scale, to);
-                if stored.is_infinite() && scale.is_finite() {
+                *factor = read(rows.scale, to);
+                if factor.is_infinite() && scale.is_finite() {
                     tally.note(scale, true, [piece.head, row, 0]);
                 }
-                if at_once {
-                    code(cpu, rows, Piece { row, ..piece }, wide, stored, codes);
+            }
+            if at_once {
+                for (n, wide) in wide.chunks_exact(piece.lanes).enumerate() {
+                    code(cpu, rows, Piece { row: piece.row + n, ..piece }, wide, factors[n], codes);
                 }
             }
         }
