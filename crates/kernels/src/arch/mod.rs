@@ -81,6 +81,8 @@ impl Cpu {
             #[cfg(target_arch = "x86_64")]
             x86_64::Avx2F16c::new().map(Cpu::Avx2),
             #[cfg(target_arch = "x86_64")]
+            x86_64::Avx512::without_bf16().map(Cpu::Avx512),
+            #[cfg(target_arch = "x86_64")]
             x86_64::Avx512::new().map(Cpu::Avx512),
             #[cfg(target_arch = "aarch64")]
             aarch64::Neon::new().map(Cpu::Neon),

@@ -249,9 +249,7 @@ unsafe fn encode_on(
         // SAFETY: pieces lie inside the box.
         unsafe {
             let wide = &mut wide[..piece.rows * piece.lanes];
-            load(cpu, rows, piece, values, wide);
-            let mut counts = Tally::default();
-            count(wide, piece.lanes, &mut counts);
+            let counts = load(cpu, rows, piece, values, wide);
             tally.merge(&counts.offset_by([piece.head, piece.row, piece.start]));
             let factors = &mut factors[..piece.rows];
             for (wide, factor) in wide.chunks_exact(piece.lanes).zip(factors.iter_mut()) {
@@ -293,12 +291,13 @@ unsafe fn encode_on(
     }
 }
 
-/// Reads the values of a piece.
+/// Reads the values of a piece, and counts those that are not finite.
 ///
 /// # Safety
 ///
 /// `values` are readable over the box; `wide` holds as many elements as the piece.
-unsafe fn load(cpu: Cpu, rows: &Int8Rows, piece: Piece, values: *const u8, wide: &mut [f32]) {
+unsafe fn load(cpu: Cpu, rows: &Int8Rows, piece: Piece, values: *const u8, wide: &mut [f32]) -> Tally {
+    let mut counts = Tally::default();
     let written = rows.values_of(piece);
     let mv = BoxMove {
         src_strides: written.dst_strides,
@@ -307,12 +306,17 @@ unsafe fn load(cpu: Cpu, rows: &Int8Rows, piece: Piece, values: *const u8, wide:
         dst: written.src,
         ..written
     };
-    // SAFETY: the caller's promise. What is unusual is counted by whoever asked.
+    // SAFETY: the caller's promise.
     unsafe {
         let from = values.offset(rows.value_at(piece));
         let to = wide.as_mut_ptr().cast();
-        boxes::move_box_on(cpu, &mv, from, to, OnOverflow::Count, &mut Tally::default());
+        boxes::move_box_on(cpu, &mv, from, to, OnOverflow::Count, &mut counts);
     }
+    if rows.value == Elem::F32 {
+        // Nothing was converted, so nothing was counted.
+        count(wide, piece.lanes, &mut counts);
+    }
+    counts
 }
 
 /// Codes the lanes of `piece` in its first row.
