@@ -3,6 +3,7 @@
 //! A tile is gathered into a small aligned buffer first. Source lines are often a power of two apart, which maps them all
 //! to the same few cache sets; reading each of them exactly once keeps that from mattering.
 
+use std::hint::black_box;
 use std::mem::MaybeUninit;
 
 use super::Matrix;
@@ -12,10 +13,10 @@ pub(super) const LINE: usize = 64;
 
 /// Tiles along each side of a block. The lines of a tile often lie in as many pages: a block uses each of them several
 /// times while its translation is at hand.
-const SIDE: usize = 4;
+const SIDE: usize = 8;
 
 /// How many tiles before its use a source line is asked for: pages are more than the hardware's own prefetchers follow.
-const AHEAD: usize = SIDE;
+const AHEAD: usize = 6;
 
 /// Asks for a cache line. A hint: `at` may point anywhere.
 #[inline(always)]
@@ -90,17 +91,15 @@ pub(super) unsafe fn walk<const ROWS: usize, const BYTES: usize>(
                 } else {
                     at(next_block.0 + r, next_block.1 + c)
                 };
-                for line in 0..ROWS.cast_signed() {
-                    prefetch(ahead.wrapping_offset(line * m.src_stride));
-                }
                 // SAFETY: `row` and `col` lie inside the matrix.
-                unsafe { one_tile::<ROWS, BYTES>(m, row, col, &tile) }
+                unsafe { one_tile::<ROWS, BYTES>(m, row, col, ahead, &tile) }
             }
         }
     }
 }
 
-/// Transposes the tile at `row` and `col`, or the part of it that lies inside the matrix.
+/// Transposes the tile at `row` and `col`, or the part of it that lies inside the matrix. Asks for the lines of the tile
+/// at `ahead`.
 ///
 /// # Safety
 ///
@@ -110,6 +109,7 @@ unsafe fn one_tile<const ROWS: usize, const BYTES: usize>(
     m: Matrix,
     row: usize,
     col: usize,
+    ahead: *const u8,
     tile: &impl Fn(&Gathered<ROWS>, *mut u8, isize),
 ) {
     let rows = ROWS.min(m.rows - row);
@@ -122,8 +122,15 @@ unsafe fn one_tile<const ROWS: usize, const BYTES: usize>(
         let mut gathered = MaybeUninit::<Gathered<ROWS>>::uninit();
         let lines = gathered.as_mut_ptr().cast::<[u8; LINE]>();
         if rows == ROWS && cols == LINE / BYTES {
+            // Hidden from the compiler, which would compute all multiples of the stride ahead of the walk and then load
+            // them from memory, one for every line.
+            let stride = black_box(m.src_stride);
+            let (mut from, mut ahead) = (src, ahead);
             for r in 0..ROWS {
-                lines.add(r).cast::<u8>().copy_from_nonoverlapping(line(r), LINE);
+                lines.add(r).cast::<u8>().copy_from_nonoverlapping(from, LINE);
+                prefetch(ahead);
+                from = from.wrapping_offset(stride);
+                ahead = ahead.wrapping_offset(stride);
             }
             // All `ROWS` lines have been written.
             tile(gathered.assume_init_ref(), dst, m.dst_stride);

@@ -252,6 +252,24 @@ fn overflow_is_counted_where_it_happens_and_clamped_on_request() {
     }
 }
 
+/// Larger than a block of tiles on both sides, with tiles that stick out, in both orders of the walk.
+#[test]
+fn a_matrix_of_several_blocks_is_transposed_whole() {
+    for elem in [Elem::U8, Elem::U16, Elem::U32, Elem::U64] {
+        for [rows, cols] in [[530, 290], [70, 1100], [1100, 70]] {
+            let extents = [1, rows, cols];
+            let (src_strides, src_bytes) = strides(extents, [0, 1, 2], elem.bytes(), [0, 24, 0]);
+            let (dst_strides, dst_bytes) = strides(extents, [0, 2, 1], elem.bytes(), [0, 8, 0]);
+            let mv = BoxMove { extents, src_strides, dst_strides, src: elem, dst: elem };
+            let case = Case { mv, src: noise(elem, src_bytes, 3), dst_bytes, policy: OnOverflow::Error };
+            let expected = run(None, &case).0;
+            for cpu in Cpu::all() {
+                assert!(run(Some(cpu), &case).0 == expected, "{elem:?}, {rows} × {cols} on {cpu:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn padded_rows_keep_their_padding() {
     let mv = BoxMove {
