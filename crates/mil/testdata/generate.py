@@ -3,7 +3,7 @@
 Run by hand:  python generate.py   (coremltools 9.0, numpy)
 
 Each `NAME.mlpackage` has a `NAME.json` beside it, produced from the saved file by coremltools' own protobuf
-classes and blob reader, never by kvbaton: functions, features, values, operation counts, and the bytes of every
+classes and blob reader, never by kvbaton: functions, features, values, operation counts, the bytes of every
 constant.
 Weights are random but seeded. UUIDs in manifests differ from run to run; nothing reads them.
 """
