@@ -5,7 +5,9 @@
 //! them. What the bytes mean (shape, strides, dtype) is not known here: see `kvbaton-layout`.
 
 mod buffer;
+mod lease;
 mod mapped;
 
 pub use buffer::{Buffer, Bytes, Foreign, PAGE_BYTES};
+pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};

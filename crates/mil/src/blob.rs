@@ -114,3 +114,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes are eight bytes"))
 }
+
+#[cfg(test)]
+mod tests;

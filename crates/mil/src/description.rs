@@ -266,3 +266,6 @@ fn data_type(number: i32) -> Result<Option<DataType>, String> {
         _ => return Err(format!("the array type number {number} is unknown")),
     }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -298,6 +298,9 @@ pub enum ProgramError {
         /// The output's type.
         declared: TensorType,
     },
+    /// An operation that does not say what it is.
+    #[error("an operation has no type")]
+    NoOperationType,
     /// An argument that is neither a name nor a value.
     #[error("parameter `{name}` is bound to nothing")]
     Unbound {

@@ -334,3 +334,6 @@ fn words(name: &str) -> Vec<String> {
     }
     words
 }
+
+#[cfg(test)]
+mod tests;

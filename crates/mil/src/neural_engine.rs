@@ -32,23 +32,26 @@ pub struct Warning {
 
 /// The warnings of every function, in the order of the functions.
 pub(crate) fn warnings(package: &Package) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    for function in package.program().functions.values() {
-        let mut rules = Rules { function, warnings: &mut warnings };
-        rules.states();
-        rules.large_dimensions();
-        rules.surface_rows();
-        rules.operations();
-        if let Some(features) = package.description().functions.get(&function.name) {
-            rules.ranged_shapes(features);
-        }
+    let described = &package.description().functions;
+    let functions = package.program().functions.values();
+    functions.flat_map(|function| of_function(function, described.get(&function.name))).collect()
+}
+
+fn of_function(function: &Function, features: Option<&Features>) -> Vec<Warning> {
+    let mut rules = Rules { function, warnings: Vec::new() };
+    rules.states();
+    rules.large_dimensions();
+    rules.surface_rows();
+    rules.operations();
+    if let Some(features) = features {
+        rules.ranged_shapes(features);
     }
-    warnings
+    rules.warnings
 }
 
 struct Rules<'a> {
     function: &'a Function,
-    warnings: &'a mut Vec<Warning>,
+    warnings: Vec<Warning>,
 }
 
 impl Rules<'_> {
@@ -163,3 +166,6 @@ impl Rules<'_> {
         self.warn("ranged_shape_with_states", "coremltools issue 2600 (one report)", None, message);
     }
 }
+
+#[cfg(test)]
+mod tests;

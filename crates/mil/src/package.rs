@@ -17,8 +17,9 @@ use crate::spec;
 const OLDEST_VERSION: i32 = 6;
 /// The last specification version known (macOS 26).
 const NEWEST_VERSION: i32 = 10;
-/// Programs keep tensors in weight files; their own text stays far below this.
-const MODEL_LIMIT_BYTES: usize = 256 << 20;
+/// Programs keep tensors in weight files: a function of 30 layers takes half a megabyte here. The limit also
+/// bounds what a hostile file makes the decoder allocate, about a hundred bytes for each of its own.
+const MODEL_LIMIT_BYTES: usize = 64 << 20;
 
 /// A `.mlpackage`: its weights mapped, its program typed, every reference checked.
 pub struct Package {
@@ -160,3 +161,6 @@ impl std::fmt::Debug for Package {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Packages that tests take apart and spoil.
+//! Packages that tests take apart and spoil, and functions that tests put together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use kvbaton_memory::Bytes;
 use prost::Message;
 
+use crate::program::{Block, DataType, Dim, Function, Op, TensorType, ValueDef, ValueId, ValueType};
 use crate::{MilError, Package, spec};
 
 pub(crate) const WEIGHTS: &str = "@model_path/weights/weight.bin";
@@ -77,4 +78,68 @@ pub(crate) fn tensor(ty: &mut Option<spec::ValueType>) -> &mut spec::TensorType 
 pub(crate) fn fixed(size: u64) -> spec::Dimension {
     let constant = spec::ConstantDimension { size };
     spec::Dimension { kind: Some(spec::DimensionKind::Constant(constant)) }
+}
+
+/// A function without arguments, for rules that look at names and types.
+#[derive(Clone, Default)]
+pub(crate) struct FunctionOf {
+    values: Vec<ValueDef>,
+    inputs: Vec<ValueId>,
+    states: Vec<ValueId>,
+    ops: Vec<Op>,
+    outputs: Vec<ValueId>,
+}
+
+impl FunctionOf {
+    fn define(&mut self, name: &str, ty: ValueType) -> ValueId {
+        self.values.push(ValueDef { name: name.to_owned(), ty });
+        ValueId(u32::try_from(self.values.len() - 1).unwrap())
+    }
+
+    pub(crate) fn input(mut self, name: &str, dtype: DataType, shape: &[usize]) -> Self {
+        let id = self.define(name, ValueType::Tensor(tensor_of(dtype, shape)));
+        self.inputs.push(id);
+        self
+    }
+
+    pub(crate) fn state(mut self, name: &str, dtype: DataType, shape: &[usize]) -> Self {
+        let id = self.define(name, ValueType::State(tensor_of(dtype, shape)));
+        self.states.push(id);
+        self
+    }
+
+    pub(crate) fn op(mut self, kind: &str, output: &str, dtype: DataType, shape: &[usize]) -> Self {
+        let id = self.define(output, ValueType::Tensor(tensor_of(dtype, shape)));
+        self.ops.push(Op {
+            kind: kind.to_owned(),
+            inputs: BTreeMap::new(),
+            attributes: BTreeMap::new(),
+            outputs: vec![id],
+            blocks: Vec::new(),
+        });
+        self
+    }
+
+    /// The value `name` is an output.
+    pub(crate) fn output(mut self, name: &str) -> Self {
+        let at = self.values.iter().position(|value| value.name == name).unwrap();
+        self.outputs.push(ValueId(u32::try_from(at).unwrap()));
+        self
+    }
+
+    pub(crate) fn build(&self) -> Function {
+        let this = self.clone();
+        Function {
+            name: "main".to_owned(),
+            opset: "CoreML8".to_owned(),
+            values: this.values,
+            inputs: this.inputs,
+            states: this.states,
+            block: Block { inputs: Vec::new(), ops: this.ops, outputs: this.outputs },
+        }
+    }
+}
+
+fn tensor_of(dtype: DataType, shape: &[usize]) -> TensorType {
+    TensorType { dtype, shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
 }

@@ -89,7 +89,7 @@ def plain():
 
 
 def spec7():
-    return convert(prefill(8, ct.target.iOS16), ct.target.iOS16)
+    return convert(prefill(8, ct.target.iOS16, layers=1), ct.target.iOS16)
 
 
 def stateful():
@@ -163,9 +163,9 @@ def lut6(target):
     return compressed(target, config, palettize=True)
 
 
-def int8_old():
+def int8(target):
     config = cto.coreml.OpLinearQuantizerConfig(mode="linear", dtype="int8", weight_threshold=64)
-    return compressed(ct.target.iOS16, config)
+    return compressed(target, config)
 
 
 def branching():
@@ -361,7 +361,8 @@ def main():
         "int4_block": int4_block,
         "lut6": lambda: lut6(ct.target.iOS18),
         "lut6_spec7": lambda: lut6(ct.target.iOS16),
-        "int8_spec7": int8_old,
+        "int8_spec7": lambda: int8(ct.target.iOS16),
+        "int8_spec8": lambda: int8(ct.target.iOS17),
         "branching": branching,
     }
     for old in HERE.glob("*.mlpackage"):

@@ -121,6 +121,9 @@ impl Lowering<'_> {
     fn op(&mut self, wire: spec::Operation, depth: usize) -> Result<Op, MilError> {
         self.place.op.clone_from(&wire.r#type);
         self.place.output = wire.outputs.first().map(|output| output.name.clone()).unwrap_or_default();
+        if wire.r#type.is_empty() {
+            return Err(self.error(ProgramError::NoOperationType));
+        }
         let mut inputs = BTreeMap::new();
         for (name, argument) in wire.inputs {
             let mut bound = Vec::with_capacity(argument.arguments.len());

@@ -74,3 +74,6 @@ pub(crate) fn program(
     }
     Ok(Program { functions, default_function })
 }
+
+#[cfg(test)]
+mod tests;

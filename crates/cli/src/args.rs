@@ -1,0 +1,241 @@
+//! Verbs and flags. Flags that mlx-lm has keep their names.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Hands a KV cache from Core ML prefill to MLX decode.
+#[derive(Debug, Parser)]
+#[command(name = "kvbaton", version, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Prefill with a Core ML package, hand the cache over, decode with MLX.
+    Run(Run),
+    /// Show what a package holds: functions, cache interface, and what the Neural Engine will refuse.
+    Inspect(Inspect),
+    /// Write a Core ML prefill package from a model folder.
+    Export(Export),
+    /// List, show and plan cache layouts.
+    Layouts(Layouts),
+    /// Measure.
+    Bench(Bench),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Run {
+    /// The Core ML package that prefills.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) prefill: PathBuf,
+    /// The MLX model folder that decodes.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) decode: PathBuf,
+    #[command(flatten)]
+    pub(crate) prompt: Prompt,
+    /// Most tokens to generate.
+    #[arg(long, short, default_value_t = 256, value_name = "N")]
+    pub(crate) max_tokens: usize,
+    /// Sampling temperature; 0 takes the likeliest token.
+    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    pub(crate) temp: f64,
+    /// Encode the prompt as it is.
+    #[arg(long)]
+    pub(crate) ignore_chat_template: bool,
+    /// Type of the decoder's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Accept a difference that would be refused.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) allow_different: Vec<Different>,
+    /// The folder that package and model were both made from.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) source_model: Option<PathBuf>,
+    /// Threads for prefill and copies; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Prompt {
+    /// The prompt.
+    #[arg(long, short, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// A file with the prompt; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// A file with token ids, as JSON or separated by white space; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_tokens: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Different {
+    /// Digests of the weights that differ or are unknown.
+    Weights,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FloatType {
+    Float16,
+    Bfloat16,
+    Float32,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Inspect {
+    /// The package.
+    pub(crate) file: PathBuf,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Export {
+    /// The model folder: config.json, safetensors, tokenizer.
+    pub(crate) model: PathBuf,
+    /// The package to write.
+    #[arg(value_name = "OUT.mlpackage")]
+    pub(crate) out: PathBuf,
+    /// Prompt lengths, one function each.
+    #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
+    pub(crate) buckets: Vec<usize>,
+    /// How the cache leaves the program.
+    #[arg(long, value_enum, default_value_t = KvOutputs::Stacked)]
+    pub(crate) kv_outputs: KvOutputs,
+    /// Replace an existing package.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvOutputs {
+    /// Keys of all layers in one tensor, values in another.
+    Stacked,
+    /// As few tensors as fit the Neural Engine's surfaces.
+    Grouped,
+    /// Two tensors a layer.
+    PerLayer,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Layouts {
+    #[command(subcommand)]
+    pub(crate) verb: Option<LayoutsVerb>,
+    /// Print one JSON document.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LayoutsVerb {
+    /// List the layouts that ship with kvbaton.
+    List,
+    /// Print one as TOML.
+    Show {
+        /// Its name, or a TOML file.
+        name: String,
+    },
+    /// Print the copies from one layout to another.
+    Plan {
+        /// The source: a name or a TOML file.
+        source: String,
+        /// The target: a name or a TOML file.
+        target: String,
+        /// The model's shape: a built-in name or a config.json.
+        #[arg(long, default_value = "qwen3-0.6b")]
+        shape: String,
+        /// Rows that source and target can hold.
+        #[arg(long, default_value_t = 512)]
+        context: usize,
+        /// Rows that are live.
+        #[arg(long)]
+        live: Option<usize>,
+        /// Type of the target's elements.
+        #[arg(long, value_enum, default_value_t = FloatType::Float16)]
+        dtype: FloatType,
+        /// Print every copy.
+        #[arg(long)]
+        explain: bool,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    pub(crate) verb: BenchVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchVerb {
+    /// The copies of a hand-off, against memcpy.
+    Handoff(BenchHandoff),
+    /// A package's prefill alone, warmed.
+    Prefill(BenchPrefill),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchHandoff {
+    /// The model's shape: a built-in name or a config.json.
+    #[arg(long, default_value = "qwen3-0.6b", value_name = "NAME|config.json")]
+    pub(crate) shape: String,
+    /// The source's layout: a name or a TOML file.
+    #[arg(long, default_value = "kvbaton-stacked", value_name = "PRESET")]
+    pub(crate) source: String,
+    /// The target's layout: a name or a TOML file.
+    #[arg(long, default_value = "mlx-lm", value_name = "PRESET")]
+    pub(crate) target: String,
+    /// Capacities in rows.
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Live rows as a share of the capacity.
+    #[arg(long, default_value_t = 0.75, value_name = "F")]
+    pub(crate) live_fraction: f64,
+    /// Type of the target's elements.
+    #[arg(long, value_enum, default_value_t = FloatType::Float16)]
+    pub(crate) dtype: FloatType,
+    /// Bytes from one row of the source to the next; packed when absent.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) row_stride: Option<usize>,
+    /// Threads; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Measurements of each figure.
+    #[arg(long, default_value_t = 9, value_name = "N")]
+    pub(crate) repeats: usize,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchPrefill {
+    /// The package.
+    pub(crate) package: PathBuf,
+    /// Tokens of the prompt.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    pub(crate) tokens: usize,
+    /// Threads; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Also time MLX's own prefill of this model folder.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Measurements of each figure.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub(crate) repeats: usize,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

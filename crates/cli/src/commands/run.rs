@@ -1,0 +1,237 @@
+//! `kvbaton run`: the main job.
+
+use std::time::Instant;
+
+use kvbaton::layout::ModelSpec;
+use kvbaton::{
+    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Waived,
+    check_compatible,
+};
+use serde::Serialize;
+
+use super::{need_host, read_text};
+use crate::Host;
+use crate::args::{Different, Prompt, Run};
+use crate::host::{Decoder, DecoderRequest, Generated};
+use crate::printer::{Printer, bytes, seconds, table};
+
+/// The JSON document.
+#[derive(Serialize)]
+struct Report {
+    text: String,
+    tokens: Vec<u32>,
+    prompt_tokens: usize,
+    handed_off_tokens: usize,
+    remaining_tokens: Vec<u32>,
+    prefill: Option<PrefillReport>,
+    handoff: HandoffReport,
+    decode: DecodeReport,
+    time_to_first_token_seconds: f64,
+    allowed_different: Vec<&'static str>,
+}
+
+#[derive(Serialize)]
+struct DecodeReport {
+    engine: String,
+    seconds: f64,
+    tokens_per_second: f64,
+    first_step_seconds: f64,
+}
+
+pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
+    let host = need_host(host, "run")?;
+    check_flags(verb)?;
+    let mut engine = CpuPrefill::open(&verb.prefill, verb.threads)?;
+    let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
+    check_models(verb, &engine, host, waived)?;
+    let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+    let mut decoder = host.decoder(&request)?;
+    let tokens = prompt_tokens(&verb.prompt, &*decoder, verb.ignore_chat_template)?;
+    let Some((_, prompt)) = tokens.split_last() else {
+        return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
+            .hint("give at least one token; without a beginning-of-text token an empty text has none"));
+    };
+    if !prompt.is_empty() {
+        engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
+    }
+
+    let start = Instant::now();
+    let (view, prefill) = if prompt.is_empty() {
+        (None, None)
+    } else {
+        let prefilled = engine.prefill(prompt)?;
+        (Some(prefilled.cache), Some(prefilled.report))
+    };
+    let mut handoff = decoder.receive(view, &tokens)?;
+    let before_decode = start.elapsed().as_secs_f64();
+    let remaining = tokens[tokens.len() - 1..].to_vec();
+    let mut emit = |token: &crate::Token| {
+        if !printer.is_json() {
+            printer.data(&token.text);
+        }
+        !host.interrupted()
+    };
+    let generated = decoder.generate(&remaining, verb.max_tokens, verb.temp, &mut emit)?;
+    if !printer.is_json() {
+        printer.data("\n");
+    }
+    handoff.first_step_copied_bytes = Some(generated.first_step_copied_bytes);
+
+    let report = Report {
+        decode: decode_report(decoder.engine(), &generated),
+        prompt_tokens: tokens.len(),
+        handed_off_tokens: prompt.len(),
+        remaining_tokens: remaining,
+        prefill,
+        time_to_first_token_seconds: before_decode - measured_apart(&handoff) + generated.first_step_seconds,
+        handoff,
+        text: generated.text,
+        tokens: generated.tokens,
+        allowed_different: if waived.weights { vec!["weights"] } else { Vec::new() },
+    };
+    if printer.is_json() {
+        printer.document(&report);
+    } else {
+        printer.raw_error(&summary(&report));
+    }
+    Ok(())
+}
+
+fn check_flags(verb: &Run) -> Result<(), Error> {
+    if verb.max_tokens == 0 {
+        return Err(Error::new(ErrorKind::Usage, "--max-tokens 0 asks for no answer"));
+    }
+    if !(verb.temp.is_finite() && verb.temp >= 0.0) {
+        return Err(Error::new(ErrorKind::Usage, format!("--temp {} is not a temperature", verb.temp)));
+    }
+    Ok(())
+}
+
+/// The package and the decoder must be of one model, before anything heavy is loaded.
+fn check_models(verb: &Run, engine: &CpuPrefill, host: &dyn Host, waived: Waived) -> Result<(), Error> {
+    let Some(package) = engine.model() else { return Ok(()) };
+    let decoder = host.model_spec(&verb.decode)?;
+    // Geometry first: its errors say more than a digest does.
+    check_compatible(package, &decoder, Waived { weights: true })?;
+    if waived.weights {
+        return Ok(());
+    }
+    let digests = DigestCache::of_user();
+    let folder = verb.source_model.as_ref().unwrap_or(&verb.decode);
+    let digest = digests.weights_digest(folder)?;
+    check_compatible(package, &ModelSpec { weights_digest: Some(digest), ..decoder }, waived)
+}
+
+fn prompt_tokens(prompt: &Prompt, decoder: &dyn Decoder, ignore_template: bool) -> Result<Vec<u32>, Error> {
+    if let Some(path) = &prompt.prompt_tokens {
+        return parse_ids(&read_text(path)?, &path.display().to_string());
+    }
+    let text = match (&prompt.prompt, &prompt.prompt_file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => read_text(path)?,
+        (None, None) => return Err(Error::new(ErrorKind::Usage, "no prompt was given")),
+    };
+    decoder.encode(&text, ignore_template)
+}
+
+/// Token ids as a JSON list, or separated by white space or commas.
+fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
+    text.trim()
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            word.parse().map_err(|_| {
+                Error::new(ErrorKind::Usage, format!("`{word}` in `{file}` is no token id"))
+                    .hint("token ids are whole numbers, as a JSON list or separated by white space")
+            })
+        })
+        .collect()
+}
+
+/// The prompt's own length in an error that speaks of the tokens to be prefilled.
+fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
+    if error.kind() != ErrorKind::PromptTooLong {
+        return error;
+    }
+    let longest = error.fields().get("longest_function").and_then(|v| v.as_u64()).unwrap_or(0);
+    Error::new(
+        ErrorKind::PromptTooLong,
+        format!(
+            "the prompt has {prompt_tokens} tokens; the package takes at most {} (its longest function of {longest} \
+             and the token that decoding starts with)",
+            longest + 1
+        ),
+    )
+    .hint(format!("shorten the prompt, or export with --buckets {}", (prompt_tokens - 1).next_power_of_two()))
+    .field("prompt_tokens", prompt_tokens)
+    .field("longest_function", longest)
+}
+
+/// Seconds that `receive` spent on measuring its yardstick, outside every reported time.
+fn measured_apart(handoff: &HandoffReport) -> f64 {
+    handoff.yardstick_seconds
+}
+
+fn decode_report(engine: String, generated: &Generated) -> DecodeReport {
+    DecodeReport {
+        engine,
+        seconds: generated.seconds,
+        tokens_per_second: generated.tokens.len() as f64 / generated.seconds.max(f64::MIN_POSITIVE),
+        first_step_seconds: generated.first_step_seconds,
+    }
+}
+
+fn summary(report: &Report) -> String {
+    let row = |name: &str, time: f64, detail: String| vec![name.to_owned(), seconds(time), detail];
+    let mut rows = Vec::new();
+    match &report.prefill {
+        Some(p) => rows.push(row(
+            "prefill",
+            p.seconds,
+            format!(
+                "{} tokens, {:.0} tokens/s, {} on {}",
+                p.tokens, p.tokens_per_second, p.function, p.engine
+            ),
+        )),
+        None => rows.push(row("prefill", 0.0, "skipped: a prompt of one token".to_owned())),
+    }
+    let h = &report.handoff;
+    let share = h.memcpy_ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}"));
+    rows.push(row(
+        "hand-off",
+        h.seconds,
+        format!(
+            "{} in {} ({:.1} GB/s, {share} of memcpy), path {}",
+            bytes(h.bytes),
+            seconds(h.copy_seconds),
+            h.gigabytes_per_second,
+            serde_json::to_value(h.path).ok().and_then(|p| p.as_str().map(str::to_owned)).unwrap_or_default(),
+        ),
+    ));
+    rows.push(row(
+        "first decode step",
+        report.decode.first_step_seconds,
+        format!("{} of cache copied", bytes(h.first_step_copied_bytes.unwrap_or(0))),
+    ));
+    rows.push(row(
+        "decode",
+        report.decode.seconds,
+        format!(
+            "{} tokens, {:.1} tokens/s, {}",
+            report.tokens.len(),
+            report.decode.tokens_per_second,
+            report.decode.engine
+        ),
+    ));
+    rows.push(row("time to first token", report.time_to_first_token_seconds, String::new()));
+    let mut text = table(&rows);
+    if let Some(note) = &h.note {
+        text.push_str(&format!("memcpy: {note}\n"));
+    }
+    for what in &report.allowed_different {
+        text.push_str(&format!("allowed to differ: {what}\n"));
+    }
+    text
+}

@@ -1,0 +1,58 @@
+//! The command line: one program, one verb a file.
+//!
+//! Data goes to stdout, everything else to stderr. What only Python can do (tokenising, decoding with MLX,
+//! exporting with coremltools) comes in through a [`Host`]; the bare binary has none and says so.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod host;
+mod printer;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use clap::error::ErrorKind as ClapKind;
+use kvbaton::{Error, ErrorKind};
+
+use args::{Args, Verb};
+pub use host::{
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+};
+use printer::Printer;
+
+/// Runs the command line `arguments` (the program's name first) and returns its exit code: 0 done, 1 the answer
+/// is no, 2 the request was wrong, 3 we failed.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host>) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let json = arguments.iter().any(|a| a == "--json");
+    let printer = Printer::new(json);
+    let args = match Args::try_parse_from(&arguments) {
+        Ok(args) => args,
+        Err(e) if matches!(e.kind(), ClapKind::DisplayHelp | ClapKind::DisplayVersion) => {
+            printer.data(&e.render().to_string());
+            return 0;
+        }
+        Err(e) => {
+            let text = e.render().to_string();
+            if !json {
+                printer.raw_error(&text);
+                return 2;
+            }
+            let first = text.lines().next().unwrap_or("wrong usage").trim_start_matches("error: ");
+            return printer.fail(&Error::new(ErrorKind::Usage, first).hint("see `kvbaton --help`"));
+        }
+    };
+    let result = match args.verb {
+        Verb::Run(verb) => commands::run::run(&verb, host, &printer),
+        Verb::Inspect(verb) => commands::inspect::run(&verb, &printer),
+        Verb::Export(verb) => commands::export::run(&verb, host, &printer),
+        Verb::Layouts(verb) => commands::layouts::run(&verb, &printer),
+        Verb::Bench(verb) => commands::bench::run(&verb, host, &printer),
+    };
+    match result {
+        Ok(()) => 0,
+        Err(error) => printer.fail(&error),
+    }
+}

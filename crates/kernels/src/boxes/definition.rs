@@ -1,0 +1,64 @@
+//! The definition of a box move: one element after the other, in index order.
+
+use half::{bf16, f16};
+
+use super::BoxMove;
+use crate::arch::scalar::{read, write};
+use crate::{Elem, OnOverflow, Tally};
+
+/// What [`super::move_box`] does, without a thought for speed.
+///
+/// # Safety
+///
+/// As for [`super::move_box`].
+pub(super) unsafe fn move_box(
+    mv: &BoxMove,
+    src: *const u8,
+    dst: *mut u8,
+    policy: OnOverflow,
+    tally: &mut Tally,
+) {
+    let [heads, rows, lanes] = mv.extents;
+    for head in 0..heads {
+        for row in 0..rows {
+            for lane in 0..lanes {
+                let (from, to) = mv.offsets([head, row, lane]);
+                // SAFETY: the element at `[head, row, lane]` lies inside both boxes.
+                unsafe {
+                    let (src, dst) = (src.offset(from), dst.offset(to));
+                    if mv.src == mv.dst {
+                        dst.copy_from_nonoverlapping(src, mv.src.bytes());
+                    } else {
+                        let value = read(mv.src, src);
+                        let written = narrow(mv.dst, value, policy);
+                        tally.note(value, !holds(mv.dst, value), [head, row, lane]);
+                        write(mv.dst, dst, written);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether `elem` can hold a finite value near `value`, or `value` is not finite to begin with.
+fn holds(elem: Elem, value: f32) -> bool {
+    !value.is_finite()
+        || match elem {
+            Elem::F16 => f16::from_f32(value).is_finite(),
+            Elem::BF16 => bf16::from_f32(value).is_finite(),
+            _ => true,
+        }
+}
+
+/// `value`, or under [`OnOverflow::Clamp`] the nearest finite value that `elem` holds.
+fn narrow(elem: Elem, value: f32, policy: OnOverflow) -> f32 {
+    if policy != OnOverflow::Clamp || holds(elem, value) {
+        return value;
+    }
+    let largest = match elem {
+        Elem::F16 => f16::MAX.to_f32(),
+        Elem::BF16 => bf16::MAX.to_f32(),
+        _ => f32::MAX,
+    };
+    largest.copysign(value)
+}

@@ -1,0 +1,31 @@
+//! The hand-off of a KV cache from the engine that prefilled to the engine that decodes.
+//!
+//! A [`Prefill`] engine runs a Core ML package over a prompt and leaves a [`CacheView`]: memory, a layout and
+//! the live rows. [`hand_off`] plans and copies it into tensors of another layout, and says what it did. What
+//! only Python can do (tokenising, decoding with MLX) lives with the Python package.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+mod compatible;
+mod cpu;
+mod digest;
+mod error;
+pub mod fake;
+mod handoff;
+mod prefill;
+mod report;
+mod view;
+
+pub use compatible::{Waived, check_compatible};
+pub use cpu::CpuPrefill;
+pub use digest::{DigestCache, weights_digest};
+pub use error::{Error, ErrorKind};
+pub use handoff::{Filled, Target, hand_off, mlx_tensors};
+pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
+pub use kvbaton_layout as layout;
+pub use kvbaton_mil as mil;
+pub use kvbaton_plan as plan;
+pub use prefill::{FunctionInfo, Logits, Prefill, Prefilled, choose_function};
+pub use report::{HandoffReport, PathTaken, PrefillReport, Range, memcpy_share};
+pub use view::{CacheView, Tensor};

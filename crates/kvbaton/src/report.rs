@@ -1,0 +1,139 @@
+//! What happened, in numbers. Field names are those of the JSON documents and carry their units.
+
+use kvbaton_copy::CopyStats;
+use serde::{Deserialize, Serialize};
+
+/// A repeated measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Range {
+    /// The least.
+    pub min: f64,
+    /// The middle one.
+    pub median: f64,
+    /// The greatest.
+    pub max: f64,
+}
+
+impl Range {
+    /// The range of some measurements; `None` of none.
+    pub fn of(values: &[f64]) -> Option<Range> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        Some(Range { min, median, max })
+    }
+}
+
+/// What a prefill did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PrefillReport {
+    /// `cpu` or `coreml`.
+    pub engine: String,
+    /// The function of the package that ran.
+    pub function: String,
+    /// Tokens of the prompt, padding not counted.
+    pub tokens: usize,
+    /// Seconds of the prediction; loading is not in it.
+    pub seconds: f64,
+    /// Tokens of the prompt a second.
+    pub tokens_per_second: f64,
+}
+
+/// How the rows reached the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum PathTaken {
+    /// Copied into the target's own memory.
+    Fill,
+    /// Copied and converted to the target's element type.
+    Convert,
+    /// The target took the producer's memory over.
+    Adopt,
+    /// Through a file.
+    File,
+}
+
+/// What a hand-off did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HandoffReport {
+    /// How the rows reached the target.
+    pub path: PathTaken,
+    /// Live bytes written to the target.
+    pub bytes: usize,
+    /// Boxes copied.
+    pub copies: usize,
+    /// Seconds from the producer's return until the target was ready, allocation included.
+    pub seconds: f64,
+    /// Seconds of the fill alone.
+    pub copy_seconds: f64,
+    /// Seconds that the consumer waited; `seconds` unless rows were streamed.
+    pub exposed_seconds: f64,
+    /// Bytes read and written in a nanosecond of the fill (10⁹ bytes a second).
+    pub gigabytes_per_second: f64,
+    /// Seconds of a memcpy of as many bytes on the same threads, divided by `copy_seconds`.
+    pub memcpy_ratio: Option<f64>,
+    /// Bytes of the cache that the decoder's first step copied; known after that step.
+    pub first_step_copied_bytes: Option<usize>,
+    /// Rows handed over.
+    pub rows: usize,
+    /// Finite values that the target's type could not hold.
+    pub overflow: u64,
+    /// Values that were not a number, as far as a conversion read them.
+    pub nan: u64,
+    /// Infinite values, as far as a conversion read them.
+    pub infinity: u64,
+    /// Seconds spent on that memcpy, outside every other figure.
+    #[serde(default, skip_serializing)]
+    pub yardstick_seconds: f64,
+    /// A sentence where a figure needs one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+impl HandoffReport {
+    /// The report of a fill.
+    pub fn of_copy(stats: &CopyStats, converted: bool, rows: usize, seconds: f64) -> HandoffReport {
+        let moved = stats.bytes_read + stats.bytes_written;
+        HandoffReport {
+            path: if converted { PathTaken::Convert } else { PathTaken::Fill },
+            bytes: stats.bytes_written,
+            copies: stats.operations,
+            seconds,
+            copy_seconds: stats.seconds,
+            exposed_seconds: seconds,
+            gigabytes_per_second: rate(moved, stats.seconds),
+            memcpy_ratio: None,
+            first_step_copied_bytes: None,
+            rows,
+            overflow: stats.overflow,
+            nan: stats.nan,
+            infinity: stats.infinity,
+            yardstick_seconds: 0.0,
+            note: None,
+        }
+    }
+
+    /// Records what a memcpy of as many bytes took.
+    pub fn compare_with_memcpy(&mut self, memcpy_seconds: f64) {
+        self.memcpy_ratio = memcpy_share(self.bytes, memcpy_seconds, self.copy_seconds);
+        self.note = self.memcpy_ratio.filter(|r| *r > 1.05).map(|_| {
+            "faster than one memcpy: both moved the same bytes on the same threads into touched memory; \
+             the copy's blocks fit the cache better"
+                .to_owned()
+        });
+    }
+}
+
+/// Seconds of a memcpy over seconds of a copy; `None` where nothing was copied.
+pub fn memcpy_share(bytes: usize, memcpy_seconds: f64, copy_seconds: f64) -> Option<f64> {
+    (bytes > 0 && copy_seconds > 0.0).then(|| memcpy_seconds / copy_seconds)
+}
+
+/// 10⁹ bytes a second; 0 for no bytes.
+pub(crate) fn rate(bytes: usize, seconds: f64) -> f64 {
+    if bytes == 0 || seconds <= 0.0 { 0.0 } else { bytes as f64 / seconds / 1e9 }
+}

@@ -1,0 +1,70 @@
+//! Python arrays through the buffer protocol.
+//!
+//! A buffer does not pin the storage of an MLX array and does not keep MLX from writing in place, so buffers of
+//! targets live only as long as one fill.
+
+use std::ptr::NonNull;
+
+use kvbaton::layout::{DType, TensorInfo};
+use kvbaton::{Error, ErrorKind};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+
+use crate::errors::to_python;
+
+/// An array with a name: what Python calls `(name, array, dtype)`. bfloat16 has no buffer format of its own, so
+/// the type is always said.
+pub(crate) type Named<'py> = (String, Bound<'py, PyAny>, String);
+
+/// The address of an array's first element, to tell whether it has moved. Nothing is kept alive by it.
+#[pyfunction]
+pub(crate) fn address(array: &Bound<'_, PyAny>) -> PyResult<usize> {
+    Ok(PyUntypedBuffer::get(array)?.buf_ptr() as usize)
+}
+
+/// A buffer and what it holds.
+pub(crate) struct Exported {
+    pub(crate) info: TensorInfo,
+    pub(crate) buffer: PyUntypedBuffer,
+}
+
+impl Exported {
+    /// Exports `array`, whose elements are of type `dtype`.
+    pub(crate) fn new((name, array, dtype): &Named<'_>) -> PyResult<Exported> {
+        let fail =
+            |problem: String| to_python(Error::new(ErrorKind::Layout, format!("array `{name}`: {problem}")));
+        let dtype: DType = dtype.parse().map_err(|e| to_python(Error::from(e)))?;
+        let buffer = PyUntypedBuffer::get(array)?;
+        if buffer.item_size() != dtype.size_bytes() {
+            return Err(fail(format!(
+                "declared {dtype} of {} bytes, its elements have {}",
+                dtype.size_bytes(),
+                buffer.item_size()
+            )));
+        }
+        let shape = buffer.shape().to_vec();
+        let mut strides_bytes = Vec::with_capacity(shape.len());
+        let mut len_bytes = dtype.size_bytes();
+        for (&size, &stride) in shape.iter().zip(buffer.strides()) {
+            let stride =
+                if size <= 1 { stride.unsigned_abs() } else { stride.try_into().unwrap_or(usize::MAX) };
+            if stride == usize::MAX {
+                return Err(fail("negative strides are not supported".to_owned()));
+            }
+            strides_bytes.push(stride);
+            len_bytes += size.saturating_sub(1) * stride;
+        }
+        if shape.contains(&0) {
+            len_bytes = 0;
+        }
+        Ok(Exported {
+            info: TensorInfo { name: name.clone(), dtype, shape, strides_bytes, len_bytes },
+            buffer,
+        })
+    }
+
+    /// The first element; dangling where there is none.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling())
+    }
+}

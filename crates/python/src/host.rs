@@ -1,0 +1,154 @@
+//! The command line's host: calls back into `kvbaton._host`.
+
+use std::path::Path;
+
+use kvbaton::bench::PrefillRow;
+use kvbaton::layout::ModelSpec;
+use kvbaton::{CacheView, Error, ErrorKind, HandoffReport};
+use kvbaton_cli::{
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
+use serde_json::Value;
+
+use crate::errors::from_python;
+use crate::view::NativeView;
+
+/// A `kvbaton._host.Host`.
+pub(crate) struct PyHost(Py<PyAny>);
+
+impl PyHost {
+    pub(crate) fn new(host: Py<PyAny>) -> PyHost {
+        PyHost(host)
+    }
+}
+
+/// Calls a method and reads its answer.
+fn call<T>(
+    object: &Py<PyAny>,
+    run: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    read: impl for<'py> FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+) -> Result<T, Error> {
+    Python::attach(|py| {
+        run(object.bind(py)).and_then(|answer| read(&answer)).map_err(|e| from_python(py, &e))
+    })
+}
+
+fn text(answer: &Bound<'_, PyAny>) -> PyResult<String> {
+    answer.extract()
+}
+
+/// Reads the JSON that the Python side answers with.
+fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Error> {
+    serde_json::from_str(json)
+        .map_err(|e| Error::new(ErrorKind::Internal, format!("the Python side answered {json}: {e}")))
+}
+
+impl Host for PyHost {
+    fn model_spec(&self, folder: &Path) -> Result<ModelSpec, Error> {
+        parse(&call(&self.0, |host| host.call_method1("model_spec", (folder,)), text)?)
+    }
+
+    fn decoder(&self, request: &DecoderRequest) -> Result<Box<dyn Decoder + '_>, Error> {
+        let dtype = request.dtype.map(|d| d.name());
+        let decoder = call(
+            &self.0,
+            |host| host.call_method1("decoder", (&request.folder, dtype)),
+            |d| Ok(d.clone().unbind()),
+        )?;
+        Ok(Box::new(PyDecoder(decoder)))
+    }
+
+    fn export(&self, request: &ExportRequest, progress: Progress) -> Result<Exported, Error> {
+        let answer = call(
+            &self.0,
+            |host| {
+                let report = PyCFunction::new_closure(host.py(), None, None, move |args, _| {
+                    let (stage, done, total): (String, u64, u64) = args.extract()?;
+                    progress(&stage, done, total);
+                    Ok::<_, PyErr>(())
+                })?;
+                let (model, out) = (&request.model, &request.out);
+                let arguments =
+                    (model, out, request.buckets.clone(), &request.kv_outputs, request.force, report);
+                host.call_method1("export", arguments)
+            },
+            text,
+        )?;
+        Ok(Exported { report: parse(&answer)? })
+    }
+
+    fn compare_prefill(&self, request: &PrefillComparison) -> Result<Vec<PrefillRow>, Error> {
+        let arguments = (request.folder.clone(), request.tokens, request.threads);
+        parse(&call(&self.0, |host| host.call_method1("compare_prefill", arguments), text)?)
+    }
+
+    fn interrupted(&self) -> bool {
+        Python::attach(|py| py.check_signals().is_err())
+    }
+}
+
+/// A `kvbaton._host.MlxDecoder`.
+struct PyDecoder(Py<PyAny>);
+
+impl Decoder for PyDecoder {
+    fn engine(&self) -> String {
+        call(&self.0, |d| d.getattr("engine"), text).unwrap_or_else(|_| "mlx".to_owned())
+    }
+
+    fn encode(&self, prompt: &str, ignore_chat_template: bool) -> Result<Vec<u32>, Error> {
+        call(&self.0, |d| d.call_method1("encode", (prompt, ignore_chat_template)), |ids| ids.extract())
+    }
+
+    fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error> {
+        let cache = cache.map(NativeView);
+        parse(&call(&self.0, |d| d.call_method1("receive", (cache, tokens.to_vec())), text)?)
+    }
+
+    fn generate(
+        &mut self,
+        remaining: &[u32],
+        max_tokens: usize,
+        temperature: f64,
+        emit: &mut dyn FnMut(&Token) -> bool,
+    ) -> Result<Generated, Error> {
+        let steps = call(
+            &self.0,
+            |d| d.call_method1("generate", (remaining.to_vec(), max_tokens, temperature)),
+            |steps| Ok(steps.clone().unbind()),
+        )?;
+        // The generator yields (id, text) a token and ends with the summary as its only str.
+        loop {
+            let step = call(&steps, |s| s.call_method0("__next__"), |s| Ok(s.clone().unbind()))?;
+            let token = Python::attach(|py| {
+                let step = step.bind(py);
+                if let Ok(summary) = step.extract::<String>() {
+                    return Ok(Err(summary));
+                }
+                let (id, text) = step.extract().map_err(|e| from_python(py, &e))?;
+                Ok::<_, Error>(Ok(Token { id, text }))
+            })?;
+            match token {
+                Ok(token) if emit(&token) => {}
+                Ok(_) => return Err(Error::new(ErrorKind::Interrupted, "interrupted")),
+                Err(summary) => return generated(&summary),
+            }
+        }
+    }
+}
+
+fn generated(summary: &str) -> Result<Generated, Error> {
+    let value: Value = parse(summary)?;
+    let missing = || Error::new(ErrorKind::Internal, format!("the Python side answered {summary}"));
+    let number = |name: &str| value.get(name).and_then(Value::as_f64).ok_or_else(missing);
+    let copied = value.get("first_step_copied_bytes").and_then(Value::as_u64).ok_or_else(missing)?;
+    Ok(Generated {
+        tokens: serde_json::from_value(value.get("tokens").cloned().unwrap_or_default())
+            .map_err(|_| missing())?,
+        text: value.get("text").and_then(Value::as_str).ok_or_else(missing)?.to_owned(),
+        first_step_seconds: number("first_step_seconds")?,
+        seconds: number("seconds")?,
+        first_step_copied_bytes: usize::try_from(copied).unwrap_or(usize::MAX),
+    })
+}

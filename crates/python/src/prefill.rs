@@ -1,0 +1,71 @@
+//! Prefill for Python.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use kvbaton::{CpuPrefill, Prefill};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::to_python;
+use crate::view::NativeView;
+
+/// A package, ready to run.
+#[pyclass(frozen, module = "kvbaton._native")]
+pub(crate) struct NativePrefill(Mutex<CpuPrefill>);
+
+impl NativePrefill {
+    fn engine_mut(&self) -> std::sync::MutexGuard<'_, CpuPrefill> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+#[pymethods]
+impl NativePrefill {
+    /// Opens the package at `path`.
+    #[new]
+    #[pyo3(signature = (path, threads=0))]
+    fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
+        let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?;
+        Ok(NativePrefill(Mutex::new(engine)))
+    }
+
+    /// `cpu` or `coreml`.
+    #[getter]
+    fn engine(&self) -> &'static str {
+        self.engine_mut().engine()
+    }
+
+    /// `(name, tokens)` of every function, shortest first.
+    #[getter]
+    fn functions(&self) -> Vec<(String, usize)> {
+        self.engine_mut().functions().iter().map(|f| (f.name.clone(), f.tokens)).collect()
+    }
+
+    /// The model's facts as JSON.
+    #[getter]
+    fn model(&self) -> Option<String> {
+        self.engine_mut().model().and_then(|m| serde_json::to_string(m).ok())
+    }
+
+    /// Loads what a prompt of `tokens` tokens needs.
+    fn prepare(&self, py: Python<'_>, tokens: usize) -> PyResult<()> {
+        py.detach(|| self.engine_mut().prepare(tokens)).map_err(to_python)
+    }
+
+    /// Runs the prompt: the cache, the logits as float32 bytes, and the report as JSON.
+    fn prefill<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Vec<u32>,
+    ) -> PyResult<(NativeView, Option<Bound<'py, PyBytes>>, String)> {
+        let done = py.detach(|| self.engine_mut().prefill(&tokens)).map_err(to_python)?;
+        let logits = done.logits.map(|l| {
+            let bytes: Vec<u8> = l.values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+            PyBytes::new(py, &bytes)
+        });
+        let report = serde_json::to_string(&done.report)
+            .map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))?;
+        Ok((NativeView(done.cache), logits, report))
+    }
+}

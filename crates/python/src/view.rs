@@ -1,0 +1,214 @@
+//! Cache views for Python.
+
+use kvbaton::layout::{CacheSpec, LiveRows, Part};
+use kvbaton::{
+    CacheView, CopyOptions, Error, ErrorKind, HandoffReport, Memcpy, OnOverflow, Target, Tensor, Threads,
+    hand_off, layout,
+};
+use kvbaton_memory::{Bytes, Foreign};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arrays::{Exported, Named};
+use crate::errors::{model, to_python};
+
+/// A cache somewhere in memory.
+#[pyclass(frozen, module = "kvbaton._native")]
+pub(crate) struct NativeView(pub(crate) CacheView);
+
+/// Reads a layout by preset name or TOML text.
+pub(crate) fn read_layout(text: &str) -> PyResult<layout::Layout> {
+    let layout = if layout::presets::text(text).is_some() || !text.contains('\n') {
+        layout::presets::get(text)
+    } else {
+        layout::Layout::from_toml(text)
+    };
+    layout.map_err(|e| to_python(e.into()))
+}
+
+fn live_rows(json: &str) -> PyResult<LiveRows> {
+    serde_json::from_str(json)
+        .map_err(|e| to_python(Error::new(ErrorKind::Usage, format!("the live rows cannot be read: {e}"))))
+}
+
+#[pymethods]
+impl NativeView {
+    /// A view of arrays that stay where they are. `cache` and `live` are JSON.
+    #[staticmethod]
+    #[pyo3(signature = (arrays, layout, cache, live, tokens=None, model_json=None))]
+    fn from_arrays(
+        arrays: Vec<Named<'_>>,
+        layout: &str,
+        cache: &str,
+        live: &str,
+        tokens: Option<Vec<u32>>,
+        model_json: Option<&str>,
+    ) -> PyResult<NativeView> {
+        let cache: CacheSpec = serde_json::from_str(cache).map_err(|e| {
+            to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
+        })?;
+        let mut tensors = Vec::new();
+        for array in &arrays {
+            let exported = Exported::new(array)?;
+            let (start, Exported { info, buffer }) = (exported.start(), exported);
+            // SAFETY: the buffer protocol keeps `len_bytes` bytes from its first element readable until the buffer
+            // is released, and it is released with the owner. That nobody writes meanwhile is the contract of
+            // `CacheView.from_arrays`, stated in its docstring.
+            let foreign = unsafe { Foreign::new(start, info.len_bytes, Box::new(buffer)) };
+            tensors.push(Tensor { info, bytes: Bytes::new(foreign) });
+        }
+        let mut view =
+            CacheView::new(read_layout(layout)?, cache, tensors, live_rows(live)?).map_err(to_python)?;
+        if let Some(json) = model_json {
+            view = view.with_model(Some(model(json)?));
+        }
+        if let Some(tokens) = tokens {
+            view = view.with_tokens(tokens);
+        }
+        Ok(NativeView(view))
+    }
+
+    /// Tokens the cache has seen.
+    #[getter]
+    fn tokens_seen(&self) -> usize {
+        self.0.live().tokens_seen
+    }
+
+    /// Ids of those tokens, where they are known.
+    #[getter]
+    fn tokens(&self) -> Option<Vec<u32>> {
+        self.0.tokens().map(<[u32]>::to_vec)
+    }
+
+    /// The layout as TOML.
+    #[getter]
+    fn layout(&self) -> String {
+        self.0.layout().to_toml()
+    }
+
+    /// What each layer keeps, as JSON.
+    #[getter]
+    fn cache(&self) -> String {
+        serde_json::to_string(self.0.cache()).unwrap_or_default()
+    }
+
+    /// The model's facts as JSON, where they are known.
+    #[getter]
+    fn model(&self) -> Option<String> {
+        self.0.model().and_then(|m| serde_json::to_string(m).ok())
+    }
+
+    /// `(name, dtype, shape, byte strides)` of every tensor.
+    #[getter]
+    fn tensors(&self) -> Vec<(String, &'static str, Vec<usize>, Vec<usize>)> {
+        let describe = |t: &Tensor| {
+            let i = &t.info;
+            (i.name.clone(), i.dtype.name(), i.shape.clone(), i.strides_bytes.clone())
+        };
+        self.0.tensors().iter().map(describe).collect()
+    }
+
+    /// A copy of one part of one layer in canonical order: packed `[kv_head, row, head_dim]` bytes, with the
+    /// element type, the shape and the first row's position.
+    fn canonical<'py>(
+        &self,
+        py: Python<'py>,
+        layer: usize,
+        part: &str,
+    ) -> PyResult<(Bound<'py, PyBytes>, &'static str, [usize; 3], i64)> {
+        let part = match part {
+            "key" => Part::Key,
+            "value" => Part::Value,
+            "conv" => Part::Conv,
+            "state" => Part::State,
+            other => {
+                return Err(to_python(Error::new(
+                    ErrorKind::Usage,
+                    format!("`{other}` is no part of a cache"),
+                )));
+            }
+        };
+        let (bytes, dtype, shape, first) = self.0.canonical(layer, part).map_err(to_python)?;
+        Ok((PyBytes::new(py, &bytes), dtype.name(), shape, first))
+    }
+
+    /// Fills `targets`, which are laid out as `layout`, with the rows of a cache of `live` rows. Returns the
+    /// report as JSON; `seconds` in it are those of the fill.
+    #[pyo3(signature = (targets, layout, live, on_overflow="error", threads=0))]
+    fn fill(
+        &self,
+        py: Python<'_>,
+        targets: Vec<Named<'_>>,
+        layout: &str,
+        live: &str,
+        on_overflow: &str,
+        threads: usize,
+    ) -> PyResult<String> {
+        let on_overflow = match on_overflow {
+            "error" => OnOverflow::Error,
+            "clamp" => OnOverflow::Clamp,
+            "count" => OnOverflow::Count,
+            other => {
+                let message = format!("on_overflow is `error`, `clamp` or `count`, not `{other}`");
+                return Err(to_python(Error::new(ErrorKind::Usage, message)));
+            }
+        };
+        let layout = read_layout(layout)?;
+        let live = live_rows(live)?;
+        let exported: Vec<Exported> = targets.iter().map(Exported::new).collect::<PyResult<_>>()?;
+        let mut spans: Vec<(usize, usize)> = Vec::new();
+        let mut filled: Vec<Target<'_>> = Vec::new();
+        for Exported { info, buffer } in &exported {
+            if buffer.readonly() {
+                let message = format!("target array `{}` is read-only", info.name);
+                return Err(to_python(Error::new(ErrorKind::Usage, message)));
+            }
+            spans.push((buffer.buf_ptr() as usize, info.len_bytes));
+        }
+        refuse_overlaps(&spans)?;
+        for target in &exported {
+            // SAFETY: the buffer protocol makes `len_bytes` bytes from the first element writable until `exported`
+            // is dropped, after the fill. The targets do not overlap (checked above), and the caller has no other
+            // access while the fill runs: `kvbaton.to_mlx` hands arrays over that nobody else has seen.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(target.start().as_ptr(), target.info.len_bytes) };
+            filled.push(Target { info: target.info.clone(), bytes });
+        }
+        let view = &self.0;
+        let report = py.detach(|| {
+            let threads = Threads::new(threads);
+            let options = CopyOptions { on_overflow };
+            let done = hand_off(view, &layout, &live, &mut filled, &threads, options)?;
+            let rows = live.tokens_seen;
+            let seconds = done.plan_seconds + done.stats.seconds;
+            Ok::<_, Error>(HandoffReport::of_copy(&done.stats, done.converted, rows, seconds))
+        });
+        let report = report.map_err(to_python)?;
+        serde_json::to_string(&report).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
+    }
+
+    /// Seconds of a memcpy that moves as many bytes, read and written, on the same threads into touched memory:
+    /// the middle one of three.
+    #[staticmethod]
+    #[pyo3(signature = (bytes_moved, threads=0))]
+    fn memcpy_seconds(py: Python<'_>, bytes_moved: usize, threads: usize) -> f64 {
+        py.detach(|| {
+            let threads = Threads::new(threads);
+            let mut memcpy = Memcpy::new(bytes_moved / 2);
+            memcpy.seconds(&threads);
+            let mut seconds = [0; 3].map(|_| memcpy.seconds(&threads));
+            seconds.sort_by(f64::total_cmp);
+            seconds[1]
+        })
+    }
+}
+
+fn refuse_overlaps(spans: &[(usize, usize)]) -> PyResult<()> {
+    let mut sorted = spans.to_vec();
+    sorted.sort_unstable();
+    let overlap = sorted.windows(2).any(|w| w[0].1 > 0 && w[1].1 > 0 && w[0].0 + w[0].1 > w[1].0);
+    if overlap {
+        return Err(to_python(Error::new(ErrorKind::Usage, "two target arrays share memory")));
+    }
+    Ok(())
+}

@@ -1,0 +1,36 @@
+"""Hands a KV cache from Core ML prefill to MLX decode: any layout, either direction, at memory speed.
+
+    prefill = kvbaton.Prefill("smollm2.mlpackage")
+    result = prefill(tokens)
+    handoff = kvbaton.to_mlx(result.cache, model)
+    for step in mlx_lm.stream_generate(
+        model, tokenizer, handoff.remaining_tokens, prompt_cache=handoff.prompt_cache
+    ): …
+
+Importing this package needs numpy alone; mlx-lm and coremltools are imported when they are used.
+"""
+
+from __future__ import annotations
+
+from . import errors
+from ._native import __version__, weights_digest
+from .cache import CacheView, LayerView
+from .errors import KvbatonError
+from .mlx import Handoff, to_mlx
+from .prefill import Prefill, PrefillResult
+from .report import HandoffReport, PrefillReport
+
+__all__ = [
+    "CacheView",
+    "Handoff",
+    "HandoffReport",
+    "KvbatonError",
+    "LayerView",
+    "Prefill",
+    "PrefillReport",
+    "PrefillResult",
+    "__version__",
+    "errors",
+    "to_mlx",
+    "weights_digest",
+]

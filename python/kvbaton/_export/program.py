@@ -1,0 +1,204 @@
+"""The prefill program, built op by op with coremltools' ``mb`` builder.
+
+One function computes one bucket of S tokens: ``input_ids`` (1, S) int32 and ``last_index`` (1,) int32 give
+``logits`` (1, vocab) of the row ``last_index`` and the cache of all S rows. Prompts are padded on the right:
+the causal mask keeps every row blind to what follows, so rows up to ``last_index`` never see the padding, and
+rows after it are not live.
+
+What the Neural Engine and fp16 ask for:
+
+- RMS norm is ``layer_norm`` of ``[x, -x]``, whose mean is 0 and whose variance is ``mean(x²)``. Squaring in
+  fp16 would overflow: SmolLM2's residual reaches 2790.
+- Softmax is spelled out; the fused attention op gives wrong results on some Neural Engines.
+- Tensors have at most four axes, and K/V are repeated for their query heads only inside a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from coremltools import target
+from coremltools.converters.mil import Builder as mb  # noqa: N813
+from coremltools.converters.mil.mil import Function, types
+
+from .config import ModelConfig
+from .layout import KvGroup
+from .rope import tables
+from .weights import Half
+
+OPSET = target.iOS18
+"""The first target with several functions in one package (macOS 15)."""
+
+Var = Any
+Take = Callable[[str, tuple[int, ...]], Half]
+
+
+def build_function(
+    config: ModelConfig,
+    take: Take,
+    rows: int,
+    groups: list[KvGroup],
+    layer_done: Callable[[], None] = lambda: None,
+) -> Function:
+    """Builds the function for ``rows`` tokens; ``take(name, shape)`` gives each weight."""
+
+    @mb.function(  # type: ignore[untyped-decorator]
+        input_specs=[mb.TensorSpec((1, rows), dtype=types.int32), mb.TensorSpec((1,), dtype=types.int32)],
+        opset_version=OPSET,
+    )
+    def prefill(input_ids: Var, last_index: Var) -> list[Var]:
+        return _Builder(config, take, rows).body(input_ids, last_index, groups, layer_done)
+
+    return prefill
+
+
+class _Builder:
+    """Emits ops into the function being built; S is its number of rows, E the hidden size."""
+
+    def __init__(self, config: ModelConfig, take: Take, rows: int) -> None:
+        self.config, self.take, self.rows = config, take, rows
+        self.constants: dict[str, Var] = {}
+        cos, sin = tables(config.rope, rows)
+        self.cos = mb.const(val=cos[None, None], name="rope_cos")
+        self.sin = mb.const(val=sin[None, None], name="rope_sin")
+        mask = np.triu(np.full((rows, rows), -np.inf, np.float16), 1)
+        self.mask = mb.const(val=mask[None, None], name="causal_mask")
+
+    def body(
+        self, input_ids: Var, last_index: Var, groups: list[KvGroup], layer_done: Callable[[], None]
+    ) -> list[Var]:
+        config = self.config
+        embedding = self.weight("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        x = mb.gather(x=embedding, indices=input_ids, axis=0, name="embeddings")
+        keys: list[Var] = []
+        values: list[Var] = []
+        # An output that holds a single layer is that layer's own tensor.
+        alone = {group.layers[0]: group for group in groups if len(group.layers) == 1}
+        for layer in range(config.layers):
+            only = last_index if layer == config.layers - 1 else None
+            x, key, value = self.layer(layer, x, alone.get(layer), only)
+            keys.append(key)
+            values.append(value)
+            layer_done()
+        last = self.rms_norm(x, "model.norm.weight", config.hidden_size)
+        head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+        logits = self.linear(last, head, config.vocab_size, config.hidden_size)
+        outputs = [mb.reshape(x=logits, shape=[1, config.vocab_size], name="logits")]
+        for parts, names in ((keys, [g.key for g in groups]), (values, [g.value for g in groups])):
+            for group, name in zip(groups, names, strict=True):
+                held = [parts[layer] for layer in group.layers]
+                outputs.append(held[0] if len(held) == 1 else mb.concat(values=held, axis=0, name=name))
+        return outputs
+
+    def layer(self, index: int, x: Var, output: KvGroup | None, only: Var | None) -> tuple[Var, Var, Var]:
+        """One block: x (1, S, E) to the same shape; also its K and V, each (1, kv_heads, S, head_dim).
+
+        With ``only``, a row's index, the block's result is that row alone, (1, 1, E).
+        """
+        config = self.config
+        path = f"model.layers.{index}."
+        attn, mlp = path + "self_attn.", path + "mlp."
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+
+        h = self.rms_norm(x, path + "input_layernorm.weight", hidden)
+        q = self.linear(h, attn + "q_proj.weight", queries_width, hidden, config.qkv_bias)
+        k = self.linear(h, attn + "k_proj.weight", kv_width, hidden, config.qkv_bias)
+        v = self.linear(h, attn + "v_proj.weight", kv_width, hidden, config.qkv_bias)
+        q = self.rotate(self.heads(q, config.heads, attn + "q_norm.weight"))
+        key_name, value_name = (output.key, output.value) if output else (None, None)
+        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), key_name)
+        v = self.heads(v, config.kv_heads, name=value_name)
+
+        a = self.attention(q, k, v)
+        a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, self.rows, queries_width])
+        if only is not None:
+            # Nothing reads the other rows of the last block: their projections are not computed.
+            a, x = (mb.gather(x=rows, indices=only, axis=1) for rows in (a, x))
+        a = self.linear(a, attn + "o_proj.weight", hidden, queries_width, config.output_bias)
+        x = mb.add(x=x, y=a)
+
+        h = self.rms_norm(x, path + "post_attention_layernorm.weight", hidden)
+        gate = mb.silu(x=self.linear(h, mlp + "gate_proj.weight", inner, hidden, config.mlp_bias))
+        up = self.linear(h, mlp + "up_proj.weight", inner, hidden, config.mlp_bias)
+        down = self.linear(mb.mul(x=gate, y=up), mlp + "down_proj.weight", hidden, inner, config.mlp_bias)
+        return mb.add(x=x, y=down), k, v
+
+    def heads(self, x: Var, count: int, norm: str | None = None, name: str | None = None) -> Var:
+        """(1, S, count * head_dim) to (1, count, S, head_dim), normalised if the model has head norms."""
+        x = mb.reshape(x=x, shape=[1, self.rows, count, self.config.head_dim])
+        if norm is not None and self.config.head_norm:
+            x = self.rms_norm(x, norm, self.config.head_dim)
+        return mb.transpose(x=x, perm=[0, 2, 1, 3], **_named(name))
+
+    def rotate(self, x: Var, name: str | None = None) -> Var:
+        """RoPE of half-split pairs: ``x * cos + [-x2, x1] * sin``."""
+        first, second = mb.split(x=x, num_splits=2, axis=-1)
+        turned = mb.concat(values=[mb.mul(x=second, y=np.float16(-1)), first], axis=-1)
+        return mb.add(x=mb.mul(x=x, y=self.cos), y=mb.mul(x=turned, y=self.sin), **_named(name))
+
+    def attention(self, q: Var, k: Var, v: Var) -> Var:
+        """Causal attention: q (1, heads, S, head_dim), k and v with kv_heads; returns q's shape."""
+        config = self.config
+        scale = np.float16(1 / math.sqrt(config.head_dim))
+        k, v = self.repeat(k), self.repeat(v)
+        if config.qkv_bias:
+            # Key biases of the qwen2 family are in the hundreds: unscaled products would leave fp16.
+            scores = mb.matmul(x=mb.mul(x=q, y=scale), y=k, transpose_y=True)
+        else:
+            scores = mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=scale)
+        weights = mb.softmax(x=mb.add(x=scores, y=self.mask), axis=-1)
+        return mb.matmul(x=weights, y=v)
+
+    def repeat(self, x: Var) -> Var:
+        """(1, kv_heads, S, head_dim) to (1, heads, S, head_dim): a KV head for each of its query heads."""
+        config = self.config
+        times = config.heads // config.kv_heads
+        if times == 1:
+            return x
+        x = mb.reshape(x=x, shape=[config.kv_heads, 1, self.rows, config.head_dim])
+        x = mb.tile(x=x, reps=[1, times, 1, 1])
+        return mb.reshape(x=x, shape=[1, config.heads, self.rows, config.head_dim])
+
+    def rms_norm(self, x: Var, gain: str, width: int) -> Var:
+        """``x / sqrt(mean(x²) + eps) * gain`` over the last axis, through ``layer_norm`` of ``[x, -x]``."""
+        both = mb.concat(values=[x, mb.mul(x=x, y=np.float16(-1))], axis=-1)
+        normed = mb.layer_norm(x=both, axes=[-1], epsilon=_epsilon(self.config.norm_eps))
+        half, _ = mb.split(x=normed, num_splits=2, axis=-1)
+        return mb.mul(x=half, y=self.weight(gain, (width,)))
+
+    def linear(self, x: Var, name: str, outputs: int, inputs: int, bias: bool = False) -> Var:
+        if bias:
+            offset = self.weight(name.removesuffix("weight") + "bias", (outputs,))
+        else:
+            # Spelled out and shared: otherwise coremltools stores zeros for every single projection.
+            offset = self.constant(f"zero_bias_{outputs}", lambda: np.zeros(outputs, np.float16))
+        return mb.linear(x=x, weight=self.weight(name, (outputs, inputs)), bias=offset)
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Var:
+        return self.constant(name.replace(".", "_"), lambda: self.take(name, shape))
+
+    def constant(self, name: str, value: Callable[[], Half]) -> Var:
+        """A constant stored once for all functions of the package: its weight_id is its name."""
+        if name not in self.constants:
+            constant = mb.const(val=value(), name=name)
+            constant.op.weight_id = name
+            self.constants[name] = constant
+        return self.constants[name]
+
+
+def _epsilon(value: float) -> np.float16 | np.float32:
+    """The norm's epsilon, in the dtype of the activations where that is close enough.
+
+    fp16 rounds 1e-5 by 0.1 % and 1e-6 by 4.6 %; both vanish beside a mean square that is not itself near
+    zero. Smaller ones lose their value, so they stay fp32: since iOS 17 ``layer_norm`` takes both.
+    """
+    half = np.float16(value)
+    return half if abs(float(half) - value) < 0.05 * value else np.float32(value)
+
+
+def _named(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"name": name}

@@ -1,0 +1,70 @@
+"""Prefill: runs a Core ML package over a prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from .cache import CacheView
+from .report import PrefillReport
+
+__all__ = ["Prefill", "PrefillResult"]
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """What a prefill leaves: the cache of all its tokens, the logits after the last one (float32, one a token
+    of the vocabulary; ``None`` where the program computes none), and what it cost."""
+
+    cache: CacheView
+    logits: npt.NDArray[np.float32] | None
+    report: PrefillReport
+
+
+class Prefill:
+    """A Core ML prefill package, ready to run.
+
+    Runs on Core ML on a Mac, on kvbaton's CPU executor elsewhere. The package must state its cache, as those
+    made by ``kvbaton export`` do.
+    """
+
+    def __init__(self, package: str | os.PathLike[str], *, threads: int = 0) -> None:
+        """Opens ``package``. ``threads`` 0 takes all cores."""
+        self._native = _native.NativePrefill(os.fspath(package), threads)
+
+    @property
+    def engine(self) -> str:
+        """``cpu`` or ``coreml``."""
+        return self._native.engine
+
+    @property
+    def functions(self) -> dict[str, int]:
+        """Tokens that each function takes at once."""
+        return dict(self._native.functions)
+
+    @property
+    def model(self) -> dict[str, Any] | None:
+        """What the package says of its model."""
+        text = self._native.model
+        return None if text is None else json.loads(text)
+
+    def prepare(self, tokens: int) -> None:
+        """Loads what a prompt of ``tokens`` tokens needs; otherwise the first prefill does."""
+        self._native.prepare(tokens)
+
+    def __call__(self, tokens: Sequence[int]) -> PrefillResult:
+        """Prefills all of ``tokens`` with the shortest function that takes them.
+
+        The logits are those after the last token. To decode from the cache, one token must be run again or
+        still be to come: see :func:`kvbaton.to_mlx`.
+        """
+        view, logits, report = self._native.prefill([int(t) for t in tokens])
+        values = None if logits is None else np.frombuffer(logits, dtype=np.float32)
+        return PrefillResult(CacheView(view), values, PrefillReport.from_json(report))

@@ -1,0 +1,66 @@
+"""What happened, in numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["HandoffReport", "PrefillReport"]
+
+
+@dataclass(frozen=True)
+class PrefillReport:
+    """What a prefill did: ``tokens`` of the prompt (padding not counted) in ``seconds`` (loading apart)."""
+
+    engine: str
+    function: str
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+
+    @classmethod
+    def from_json(cls, text: str) -> PrefillReport:
+        """Reads the native module's report."""
+        return cls(**json.loads(text))
+
+
+@dataclass
+class HandoffReport:
+    """What a hand-off did.
+
+    ``bytes`` are live bytes written to the target; the rate counts bytes read and written over
+    ``copy_seconds``, the fill alone, while ``seconds`` has allocation in it. ``memcpy_ratio`` is the time of a
+    memcpy that moves as many bytes on the same threads, over ``copy_seconds``; ``None`` for no bytes.
+    ``first_step_copied_bytes`` is known once the decoder has run a step.
+    """
+
+    path: str
+    bytes: int
+    copies: int
+    seconds: float
+    copy_seconds: float
+    exposed_seconds: float
+    gigabytes_per_second: float
+    memcpy_ratio: float | None
+    first_step_copied_bytes: int | None
+    rows: int
+    overflow: int
+    nan: int
+    infinity: int
+    yardstick_seconds: float = 0.0
+    note: str | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> HandoffReport:
+        """Reads the native module's report."""
+        return cls(**json.loads(text))
+
+    @classmethod
+    def empty(cls, seconds: float) -> HandoffReport:
+        """Nothing to hand over."""
+        return cls("fill", 0, 0, seconds, 0.0, seconds, 0.0, None, None, 0, 0, 0, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures under their JSON names."""
+        return asdict(self)
