@@ -94,47 +94,138 @@ impl Kernel for BinaryKernel<'_> {
     fn run<L: Lanes>(self, l: L) {
         let BinaryKernel { op, a, b, dst, half } = self;
         match op {
-            Binary::Add => map2(l, a, b, dst, half, |a, b| l.add(a, b)),
-            Binary::Sub => map2(l, a, b, dst, half, |a, b| l.sub(a, b)),
-            Binary::Mul => map2(l, a, b, dst, half, |a, b| l.mul(a, b)),
-            Binary::Div => map2(l, a, b, dst, half, |a, b| l.div(a, b)),
-            // `max(a, b)` loses a NaN in `a`; `max(a, b) + (a - a)` would turn infinities into NaN. Taking both
-            // orders and adding nothing keeps it: a NaN in either operand comes second once.
-            Binary::Max => map2(l, a, b, dst, half, |a, b| keep_nan(l, a, l.max(a, b))),
-            Binary::Min => map2(l, a, b, dst, half, |a, b| keep_nan(l, a, l.min(a, b))),
+            Binary::Add => map(l, a, b, dst, half, Add),
+            Binary::Sub => map(l, a, b, dst, half, Sub),
+            Binary::Mul => map(l, a, b, dst, half, Mul),
+            Binary::Div => map(l, a, b, dst, half, Div),
+            Binary::Max => map(l, a, b, dst, half, Max),
+            Binary::Min => map(l, a, b, dst, half, Min),
         }
     }
 }
 
-/// `value`, or NaN where `a` is NaN: `min(inf, a)` passes a NaN of `a` through and is never below `-inf`.
+/// A function of two operands, on lanes.
+trait Function: Copy {
+    fn apply<L: Lanes>(self, l: L, a: L::V, b: L::V) -> L::V;
+}
+
+/// Defines functions on lanes: a name, names for the lanes and the operands, and an expression.
+macro_rules! functions {
+    ($($name:ident($l:ident, $a:ident, $b:ident) $body:expr;)*) => {$(
+        #[derive(Clone, Copy)]
+        struct $name;
+
+        impl Function for $name {
+            #[inline(always)]
+            fn apply<L: Lanes>(self, $l: L, $a: L::V, $b: L::V) -> L::V {
+                $body
+            }
+        }
+    )*};
+}
+
+functions! {
+    Add(l, a, b) l.add(a, b);
+    Sub(l, a, b) l.sub(a, b);
+    Mul(l, a, b) l.mul(a, b);
+    Div(l, a, b) l.div(a, b);
+    Max(l, a, b) keep_nan(l, a, l.max(a, b));
+    Min(l, a, b) keep_nan(l, a, l.min(a, b));
+    Identity(_l, a, _b) a;
+    Exp(l, a, _b) l.exp(a);
+    Silu(l, a, _b) l.div(a, one_plus_exp_minus(l, a));
+    Sigmoid(l, a, _b) l.div(l.splat(1.0), one_plus_exp_minus(l, a));
+    Square(l, a, _b) l.mul(a, a);
+    Sqrt(l, a, _b) l.sqrt(a);
+}
+
+/// `1 / √(a + epsilon)`
+#[derive(Clone, Copy)]
+struct Rsqrt(f32);
+
+impl Function for Rsqrt {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, l: L, a: L::V, _: L::V) -> L::V {
+        l.div(l.splat(1.0), l.sqrt(l.add(a, l.splat(self.0))))
+    }
+}
+
+/// `1 / (a + epsilon)`
+#[derive(Clone, Copy)]
+struct Inverse(f32);
+
+impl Function for Inverse {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, l: L, a: L::V, _: L::V) -> L::V {
+        l.div(l.splat(1.0), l.add(a, l.splat(self.0)))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Tabulated<'a>(&'a [f16]);
+
+impl Function for Tabulated<'_> {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, l: L, a: L::V, _: L::V) -> L::V {
+        let mut values = [f16::ZERO; LANES];
+        l.store_half(a, &mut values);
+        for v in &mut values {
+            *v = self.0[v.to_bits() as usize];
+        }
+        l.load_half(&values)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Each(fn(f32) -> f32);
+
+impl Function for Each {
+    #[inline(always)]
+    fn apply<L: Lanes>(self, l: L, a: L::V, _: L::V) -> L::V {
+        let mut values = l.to_array(a);
+        for v in &mut values {
+            *v = (self.0)(*v);
+        }
+        l.load(&values)
+    }
+}
+
+/// `1 + e^-a`
+#[inline(always)]
+fn one_plus_exp_minus<L: Lanes>(l: L, a: L::V) -> L::V {
+    l.add(l.splat(1.0), l.exp(l.mul(a, l.splat(-1.0))))
+}
+
+/// `value`, the larger or smaller of `a` and another, or NaN where `a` is NaN: `max` and `min` keep a NaN of their
+/// second operand only.
 #[inline(always)]
 fn keep_nan<L: Lanes>(l: L, a: L::V, value: L::V) -> L::V {
-    // 0 * clamp(a) is 0 for every number (the clamp removes infinities) and NaN for NaN.
-    let finite = l.max(l.splat(f32::MIN), l.min(l.splat(f32::MAX), a));
-    l.fma(finite, l.splat(0.0), value)
+    // 0 times a clamped `a` is 0 for every number, infinities included, and NaN for NaN.
+    let clamped = l.max(l.splat(f32::MIN), l.min(l.splat(f32::MAX), a));
+    l.fma(clamped, l.splat(0.0), value)
 }
 
 #[inline(always)]
-fn map2<L: Lanes>(
+fn map<L: Lanes, F: Function>(
     l: L,
     a: Source<'_>,
     b: Source<'_>,
     dst: &mut [f32],
     half: bool,
-    f: impl Fn(L::V, L::V) -> L::V,
+    f: F,
 ) {
     let (chunks, tail) = dst.as_chunks_mut::<LANES>();
     let whole = chunks.len() * LANES;
     for (i, d) in chunks.iter_mut().enumerate() {
         let at = i * LANES;
-        let mut y = f(a.full(l, at, d), b.full(l, at, d));
+        let mut y = f.apply(l, a.full(l, at, d), b.full(l, at, d));
         if half {
             y = l.round_half(y);
         }
         l.store(y, d);
     }
     if !tail.is_empty() {
-        let mut y = f(a.part(l, whole, tail), b.part(l, whole, tail));
+        let mut y = f.apply(l, a.part(l, whole, tail), b.part(l, whole, tail));
         if half {
             y = l.round_half(y);
         }
@@ -213,43 +304,20 @@ impl Kernel for UnaryKernel<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let UnaryKernel { f, src, dst, half } = self;
-        let one = l.splat(1.0);
-        let minus = l.splat(-1.0);
-        // 1 + e^-x
-        let denominator = |x: L::V| l.add(one, l.exp(l.mul(x, minus)));
+        let none = Source::Scalar(0.0);
         match f {
-            Unary::Identity => map1(l, src, dst, half, |x| x),
-            Unary::Exp => map1(l, src, dst, half, |x| l.exp(x)),
-            Unary::Silu => map1(l, src, dst, half, |x| l.div(x, denominator(x))),
-            Unary::Sigmoid => map1(l, src, dst, half, |x| l.div(one, denominator(x))),
-            Unary::Square => map1(l, src, dst, half, |x| l.mul(x, x)),
-            Unary::Sqrt => map1(l, src, dst, half, |x| l.sqrt(x)),
-            Unary::Rsqrt { epsilon } => {
-                let epsilon = l.splat(*epsilon);
-                map1(l, src, dst, half, |x| l.div(one, l.sqrt(l.add(x, epsilon))));
-            }
-            Unary::Inverse { epsilon } => {
-                let epsilon = l.splat(*epsilon);
-                map1(l, src, dst, half, |x| l.div(one, l.add(x, epsilon)));
-            }
-            Unary::Table(table) => {
-                map1(l, src, dst, false, |x| {
-                    let mut values = [f16::ZERO; LANES];
-                    l.store_half(x, &mut values);
-                    for v in &mut values {
-                        *v = table.0[v.to_bits() as usize];
-                    }
-                    l.load_half(&values)
-                });
-            }
-            Unary::Scalar(f) => map1(l, src, dst, half, |x| l.load(&l.to_array(x).map(f))),
+            Unary::Identity => map(l, src, none, dst, half, Identity),
+            Unary::Exp => map(l, src, none, dst, half, Exp),
+            Unary::Silu => map(l, src, none, dst, half, Silu),
+            Unary::Sigmoid => map(l, src, none, dst, half, Sigmoid),
+            Unary::Square => map(l, src, none, dst, half, Square),
+            Unary::Sqrt => map(l, src, none, dst, half, Sqrt),
+            Unary::Rsqrt { epsilon } => map(l, src, none, dst, half, Rsqrt(*epsilon)),
+            Unary::Inverse { epsilon } => map(l, src, none, dst, half, Inverse(*epsilon)),
+            Unary::Table(table) => map(l, src, none, dst, false, Tabulated(&table.0)),
+            Unary::Scalar(f) => map(l, src, none, dst, half, Each(*f)),
         }
     }
-}
-
-#[inline(always)]
-fn map1<L: Lanes>(l: L, src: Source<'_>, dst: &mut [f32], half: bool, f: impl Fn(L::V) -> L::V) {
-    map2(l, src, Source::Scalar(0.0), dst, half, |x, _| f(x));
 }
 
 /// Widens fp16 to `f32`.

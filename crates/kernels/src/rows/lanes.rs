@@ -11,8 +11,8 @@ pub(crate) const LANES: usize = 16;
 
 /// Arithmetic on sixteen `f32` values.
 ///
-/// Bodies must not hand lanes to library functions that take closures (`map`, `from_fn`): those are compiled for
-/// the base instruction set, and every intrinsic in them stays a call.
+/// Bodies must not put arithmetic on lanes into closures: those are compiled for the base instruction set, and every
+/// intrinsic in them may stay a call. Small traits with `#[inline(always)]` methods take their place.
 /// A value of the implementing type is the proof that the CPU has the
 /// instructions.
 ///
@@ -64,8 +64,17 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Lane `j` of row `i` becomes lane `i` of row `j`.
     #[inline(always)]
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
-        let rows = rows.map(|r| self.to_array(r));
-        std::array::from_fn(|i| self.load(&std::array::from_fn(|j| rows[j][i])))
+        let mut turned = [[0.0; LANES]; LANES];
+        for (j, row) in rows.into_iter().enumerate() {
+            for (i, x) in self.to_array(row).into_iter().enumerate() {
+                turned[i][j] = x;
+            }
+        }
+        let mut out = rows;
+        for (v, row) in out.iter_mut().zip(&turned) {
+            *v = self.load(row);
+        }
+        out
     }
 
     #[inline(always)]

@@ -17,6 +17,8 @@ use rayon::prelude::*;
 
 /// Rows of `k` between two visits of the result: a panel of it stays in the second-level cache.
 const K_BLOCK: usize = 640;
+/// Panels a parallel task takes at most: together they stay in the second-level cache.
+const PANELS: usize = 6;
 /// Rows of the left factor a parallel task takes at most.
 const ROW_CHUNK: usize = 512;
 
@@ -157,108 +159,156 @@ struct Finish<'a> {
     half: bool,
 }
 
-/// Multiplies rows by one panel, `R` rows and `C`·16 columns at a time.
+/// Several panels, one after the other, of which each is `[depth][columns]` and `stride` values long.
+#[derive(Clone, Copy)]
+struct PanelRun<'a> {
+    values: &'a [f32],
+    stride: usize,
+    /// The first column.
+    at: usize,
+    /// Columns, the last panel's filling left out.
+    width: usize,
+}
+
+/// Multiplies rows by panels: every tile of rows, which then stays in the first-level cache, by every panel.
 ///
 /// # Safety
 ///
-/// Columns `at..at + width` of rows `0..rows.count` of `target` belong to this call alone.
+/// Columns `run.at..run.at + run.width` of rows `0..rows.count` of `target` belong to this call alone.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one inner loop, three callers in this file")]
-unsafe fn panel_rows<L: Lanes, const R: usize, const C: usize>(
+unsafe fn multiply_rows<L: Lanes>(
     l: L,
     rows: Rows<'_>,
     depths: std::ops::Range<usize>,
-    panel: &[f32],
+    run: PanelRun<'_>,
     target: Target,
-    at: usize,
-    width: usize,
     finish: Option<Finish<'_>>,
 ) {
-    let depth = depths.len();
-    assert!(panel.len() >= depth * C * LANES && width <= C * LANES);
-    for i0 in (0..rows.count).step_by(R) {
-        let valid = R.min(rows.count - i0);
-        // A short last tile computes its last row several times and stores it once.
-        let left: [&[f32]; R] = std::array::from_fn(|i| {
-            let start = (i0 + i.min(valid - 1)) * rows.stride;
-            &rows.values[start + depths.start..start + depths.end]
-        });
-        let mut acc = [[l.splat(0.0); C]; R];
-        if depths.start > 0 {
-            for (i, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: the columns are this call's own, the caller promised.
-                let so_far = unsafe { target.row(i0 + i.min(valid - 1), at, width) };
-                for (c, v) in acc.iter_mut().enumerate() {
-                    let from = (c * LANES).min(width);
-                    *v = match so_far[from..].first_chunk() {
-                        Some(full) => l.load(full),
-                        None => l.load_part(&so_far[from..], 0.0),
-                    };
+    let mut first = 0;
+    while first < rows.count {
+        let left = rows.count - first;
+        let count = if L::COLUMNS == 2 * LANES {
+            // SAFETY: the caller's promise; the tile's rows are below `rows.count`.
+            unsafe {
+                match left {
+                    12.. => tiles::<L, 12, 2>(l, rows, first, &depths, run, target, finish),
+                    8.. => tiles::<L, 8, 2>(l, rows, first, &depths, run, target, finish),
+                    4.. => tiles::<L, 4, 2>(l, rows, first, &depths, run, target, finish),
+                    _ => tiles::<L, 1, 2>(l, rows, first, &depths, run, target, finish),
                 }
             }
-        }
-        for p in 0..depth {
-            let mut columns = [l.splat(0.0); C];
-            for (c, column) in columns.iter_mut().enumerate() {
-                // SAFETY: `panel` holds `depth * C * 16` values, asserted above.
-                let v = unsafe { &*panel.as_ptr().add((p * C + c) * LANES).cast::<[f32; LANES]>() };
-                *column = l.load(v);
-            }
-            for i in 0..R {
-                // SAFETY: every slice of `left` has `depth` values, and p < depth.
-                let x = l.splat(unsafe { *left[i].get_unchecked(p) });
-                for c in 0..C {
-                    acc[i][c] = l.fma(x, columns[c], acc[i][c]);
+        } else {
+            // SAFETY: as above.
+            unsafe {
+                match left {
+                    6.. => tiles::<L, 6, 1>(l, rows, first, &depths, run, target, finish),
+                    4.. => tiles::<L, 4, 1>(l, rows, first, &depths, run, target, finish),
+                    _ => tiles::<L, 1, 1>(l, rows, first, &depths, run, target, finish),
                 }
             }
-        }
-        for (i, acc) in acc.iter().enumerate().take(valid) {
-            // SAFETY: the columns are this call's own, the caller promised.
-            let out = unsafe { target.row(i0 + i, at, width) };
-            for (c, &v) in acc.iter().enumerate() {
-                let from = (c * LANES).min(width);
-                let out = &mut out[from..(from + LANES).min(width)];
-                let mut v = v;
-                if let Some(f) = finish {
-                    if let Some(b) = f.bias {
-                        v = l.add(v, l.load_part(&b[at + from..at + from + out.len()], 0.0));
-                    }
-                    if f.half {
-                        v = l.round_half(v);
-                    }
-                }
-                match out.first_chunk_mut::<LANES>() {
-                    Some(out) => l.store(v, out),
-                    None => l.store_part(v, out),
-                }
-            }
-        }
+        };
+        first += count;
     }
 }
 
-/// The tile each instruction set's registers hold.
+/// `R` rows from `first` on times every panel of the run, `C`·16 columns each; returns `R`.
 ///
 /// # Safety
 ///
-/// As [`panel_rows`].
+/// As [`multiply_rows`], and `first + R <= rows.count`.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "passes them on")]
-unsafe fn panel<L: Lanes>(
+unsafe fn tiles<L: Lanes, const R: usize, const C: usize>(
     l: L,
     rows: Rows<'_>,
-    depths: std::ops::Range<usize>,
+    first: usize,
+    depths: &std::ops::Range<usize>,
+    run: PanelRun<'_>,
+    target: Target,
+    finish: Option<Finish<'_>>,
+) -> usize {
+    let mut left: [&[f32]; R] = [&[]; R];
+    for (i, row) in left.iter_mut().enumerate() {
+        let start = (first + i) * rows.stride;
+        *row = &rows.values[start + depths.start..start + depths.end];
+    }
+    for (i, c0) in (0..run.width).step_by(C * LANES).enumerate() {
+        let panel = &run.values[i * run.stride..][..depths.len() * C * LANES];
+        let width = (C * LANES).min(run.width - c0);
+        // SAFETY: the columns lie in the run, the rows below `rows.count`.
+        unsafe { tile::<L, R, C>(l, left, panel, target, first, run.at + c0, width, depths.start > 0, finish) };
+    }
+    R
+}
+
+/// One tile: the inner loop. `add`: the target holds the sums so far.
+///
+/// # Safety
+///
+/// Columns `at..at + width` of rows `first..first + R` of `target` belong to this call alone.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the inner loop has one caller")]
+unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
+    l: L,
+    left: [&[f32]; R],
     panel: &[f32],
     target: Target,
+    first: usize,
     at: usize,
     width: usize,
+    add: bool,
     finish: Option<Finish<'_>>,
 ) {
-    if L::COLUMNS == 2 * LANES {
+    let depth = panel.len() / (C * LANES);
+    assert!(left.iter().all(|row| row.len() == depth), "rows are as deep as the panel");
+    let mut acc = [[l.splat(0.0); C]; R];
+    if add {
+        for (i, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let so_far = unsafe { target.row(first + i, at, width) };
+            for (c, v) in acc.iter_mut().enumerate() {
+                let from = (c * LANES).min(width);
+                *v = match so_far[from..].first_chunk() {
+                    Some(full) => l.load(full),
+                    None => l.load_part(&so_far[from..], 0.0),
+                };
+            }
+        }
+    }
+    for p in 0..depth {
+        let mut columns = [l.splat(0.0); C];
+        for (c, column) in columns.iter_mut().enumerate() {
+            // SAFETY: `panel` holds `depth * C * 16` values, and p < depth.
+            let v = unsafe { &*panel.as_ptr().add((p * C + c) * LANES).cast::<[f32; LANES]>() };
+            *column = l.load(v);
+        }
+        for i in 0..R {
+            // SAFETY: every row has `depth` values, asserted above, and p < depth.
+            let x = l.splat(unsafe { *left[i].get_unchecked(p) });
+            for c in 0..C {
+                acc[i][c] = l.fma(x, columns[c], acc[i][c]);
+            }
+        }
+    }
+    for (i, acc) in acc.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { panel_rows::<L, 8, 2>(l, rows, depths, panel, target, at, width, finish) }
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { panel_rows::<L, 6, 1>(l, rows, depths, panel, target, at, width, finish) }
+        let out = unsafe { target.row(first + i, at, width) };
+        for (c, &v) in acc.iter().enumerate() {
+            let from = (c * LANES).min(width);
+            let out = &mut out[from..(from + LANES).min(width)];
+            let mut v = v;
+            if let Some(f) = finish {
+                if let Some(b) = f.bias {
+                    v = l.add(v, l.load_part(&b[at + from..at + from + out.len()], 0.0));
+                }
+                if f.half {
+                    v = l.round_half(v);
+                }
+            }
+            match out.first_chunk_mut::<LANES>() {
+                Some(out) => l.store(v, out),
+                None => l.store_part(v, out),
+            }
+        }
     }
 }
 
@@ -300,14 +350,18 @@ pub fn multiply(isa: Isa, product: &Product<'_>, out: &mut [f32]) {
     }
     let columns = isa.run(Columns);
     let panels = n.div_ceil(columns);
+    // Several panels a task read the left factor from far away once; a few tasks a thread even out the work.
+    let group = (panels / (3 * rayon::current_num_threads())).clamp(1, PANELS);
+    let groups = panels.div_ceil(group);
     let chunks = m.div_ceil(ROW_CHUNK);
     let target = Target { start: out.as_mut_ptr(), stride: n };
-    (0..panels * chunks).into_par_iter().with_max_len(1).for_each_init(Vec::new, |scratch, task| {
-        let (at, first) = (task / chunks * columns, task % chunks * ROW_CHUNK);
+    (0..groups * chunks).into_par_iter().with_max_len(1).for_each_init(Vec::new, |scratch, task| {
+        let (at, first) = (task / chunks * group * columns, task % chunks * ROW_CHUNK);
+        let width = (group * columns).min(n - at);
         let count = ROW_CHUNK.min(m - first);
         let rows = Rows { values: &left[first * left_stride..], stride: left_stride, count };
         let target = Target { start: target.row_start(first), stride: n };
-        isa.run(TaskKernel { right, rows, target, at, finish: Finish { bias, half }, scratch });
+        isa.run(TaskKernel { right, rows, target, at, width, finish: Finish { bias, half }, scratch });
     });
 }
 
@@ -328,12 +382,13 @@ impl Kernel for Columns {
     }
 }
 
-/// One panel of columns times one chunk of rows; made by [`multiply`] only.
+/// A few panels of columns times one chunk of rows; made by [`multiply`] only.
 struct TaskKernel<'a> {
     right: Matrix<'a>,
     rows: Rows<'a>,
     target: Target,
     at: usize,
+    width: usize,
     finish: Finish<'a>,
     scratch: &'a mut Vec<f32>,
 }
@@ -343,17 +398,20 @@ impl Kernel for TaskKernel<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let TaskKernel { right, rows, target, at, finish, scratch } = self;
-        let width = L::COLUMNS.min(right.n - at);
+        let TaskKernel { right, rows, target, at, width, finish, scratch } = self;
         let block = balanced(right.k);
-        scratch.resize(block * L::COLUMNS, 0.0);
+        let stride = block * L::COLUMNS;
+        scratch.resize(width.div_ceil(L::COLUMNS) * stride, 0.0);
         let mut start = 0;
         loop {
             let end = (start + block).min(right.k);
-            right.pack(l, at, L::COLUMNS, start..end, scratch);
+            for (i, c0) in (0..width).step_by(L::COLUMNS).enumerate() {
+                right.pack(l, at + c0, L::COLUMNS, start..end, &mut scratch[i * stride..][..stride]);
+            }
             let finish = (end == right.k).then_some(finish);
+            let run = PanelRun { values: scratch, stride, at, width };
             // SAFETY: tasks of `multiply` differ in their columns or in their rows, each inside `out`.
-            unsafe { panel(l, rows, start..end, scratch, target, at, width, finish) };
+            unsafe { multiply_rows(l, rows, start..end, run, target, finish) };
             start = end;
             if start == right.k {
                 break;
@@ -504,21 +562,18 @@ impl Kernel for RowsKernel<'_> {
     fn run<L: Lanes>(self, l: L) {
         let RowsKernel { panels, rows, k, n, target, finish } = self;
         assert_eq!(panels.columns, L::COLUMNS, "packed for the instruction set that multiplies");
-        for at in (0..n).step_by(L::COLUMNS) {
-            let values = &panels.values[at * panels.k..];
-            let width = L::COLUMNS.min(n - at);
-            let block = balanced(k);
-            let mut start = 0;
-            loop {
-                let end = (start + block).min(k);
-                let finish = (end == k).then_some(finish);
-                let values = &values[start * L::COLUMNS..];
-                // SAFETY: `target` is a `&mut` slice of `Panels::multiply`, which checked rows and columns.
-                unsafe { panel(l, rows, start..end, values, target, at, width, finish) };
-                start = end;
-                if start == k {
-                    break;
-                }
+        let block = balanced(k);
+        let mut start = 0;
+        loop {
+            let end = (start + block).min(k);
+            let finish = (end == k).then_some(finish);
+            let values = &panels.values[start * L::COLUMNS..];
+            let run = PanelRun { values, stride: panels.k * L::COLUMNS, at: 0, width: n };
+            // SAFETY: `target` is a `&mut` slice of `Panels::multiply`, which checked rows and columns.
+            unsafe { multiply_rows(l, rows, start..end, run, target, finish) };
+            start = end;
+            if start == k {
+                break;
             }
         }
     }
@@ -549,11 +604,19 @@ impl Kernel for DotKernel<'_> {
     fn run<L: Lanes>(self, l: L) {
         let DotKernel { x, right, first, bias, half, out } = self;
         let (xs, x_tail) = x.as_chunks::<LANES>();
+        let (quads, singles) = xs.as_chunks::<4>();
         for (j, y) in out.iter_mut().enumerate() {
             let start = (first + j) * right.n_stride;
             let mut acc = [l.splat(0.0); 4];
-            for (i, x) in xs.iter().enumerate() {
-                acc[i % 4] = l.fma(l.load(x), right.lanes(l, start + i * LANES), acc[i % 4]);
+            for (i, quad) in quads.iter().enumerate() {
+                for (c, x) in quad.iter().enumerate() {
+                    let at = start + (4 * i + c) * LANES;
+                    acc[c] = l.fma(l.load(x), right.lanes(l, at), acc[c]);
+                }
+            }
+            for (c, x) in singles.iter().enumerate() {
+                let at = start + (4 * quads.len() + c) * LANES;
+                acc[c] = l.fma(l.load(x), right.lanes(l, at), acc[c]);
             }
             if !x_tail.is_empty() {
                 let whole = xs.len() * LANES;
@@ -561,7 +624,7 @@ impl Kernel for DotKernel<'_> {
                 for (i, r) in rest.iter_mut().enumerate().take(x_tail.len()) {
                     *r = right.get(whole + i, first + j);
                 }
-                acc[0] = l.fma(l.load_part(x_tail, 0.0), l.load(&rest), acc[0]);
+                acc[3] = l.fma(l.load_part(x_tail, 0.0), l.load(&rest), acc[3]);
             }
             let mut sum = l.sum(l.add(l.add(acc[0], acc[1]), l.add(acc[2], acc[3])));
             if let Some(b) = bias {
