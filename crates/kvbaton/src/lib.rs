@@ -21,7 +21,7 @@ pub use compatible::{Waived, check_compatible};
 pub use cpu::CpuPrefill;
 pub use digest::{DigestCache, weights_digest};
 pub use error::{Error, ErrorKind};
-pub use handoff::{Filled, Target, hand_off, mlx_tensors};
+pub use handoff::{Filled, HandoffOptions, Target, hand_off, mlx_tensors};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
 pub use kvbaton_layout as layout;
 pub use kvbaton_mil as mil;
