@@ -47,7 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 // The last row's index.
                 (DataType::Int32, 1) => Array::from_i32(&shape, &[i32::try_from(tokens(&program))? - 1])?,
                 (DataType::Int32, _) => {
-                    let ids: Vec<i32> = (0..n).map(|i| i32::try_from((i * 7919 + 13) % 500)).collect::<Result<_, _>>()?;
+                    let ids: Vec<i32> =
+                        (0..n).map(|i| i32::try_from((i * 7919 + 13) % 500)).collect::<Result<_, _>>()?;
                     Array::from_i32(&shape, &ids)?
                 }
                 (dtype, _) => return Err(format!("no value for `{}`, {dtype}", f.name).into()),

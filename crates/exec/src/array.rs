@@ -49,7 +49,12 @@ impl Array {
         };
         let expected = shape.iter().try_fold(element, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX);
         if expected != bytes.len() {
-            return Err(ArrayError::Length { dtype, shape, expected_bytes: expected, have_bytes: bytes.len() });
+            return Err(ArrayError::Length {
+                dtype,
+                shape,
+                expected_bytes: expected,
+                have_bytes: bytes.len(),
+            });
         }
         Ok(Array { dtype, shape, bytes })
     }

@@ -69,7 +69,9 @@ impl Attention {
         let (m, k, n) = (scores.m, scores.k, scores.n);
         let left_offsets = scores.left_offsets();
         let left_stride = scores.x.strides[scores.batch.len()];
-        let Source::Singles(left) = scores.x.source()? else { return Err("x is not stored as f32".to_owned()) };
+        let Source::Singles(left) = scores.x.source()? else {
+            return Err("x is not stored as f32".to_owned());
+        };
 
         // The right factor of the second product, seen with a left one of the probabilities' shape.
         let probability_shape = &self.shape[..self.shape.len() - 1];
@@ -133,14 +135,30 @@ impl Attention {
                 let left = &left[left_offsets.get(b) + row % m * left_stride..];
                 let tile = &mut scratch[self.scores][..rows * width];
                 keys[which_keys[b]].multiply(
-                    cx.isa, left, left_stride, rows, k, width, tile, width, self.first.half(),
+                    cx.isa,
+                    left,
+                    left_stride,
+                    rows,
+                    k,
+                    width,
+                    tile,
+                    width,
+                    self.first.half(),
                 );
                 let mut values: Vec<Values<'_>> =
                     scratch.iter_mut().map(|v| Values::Own(std::mem::take(v))).collect();
                 self.rows.block(cx, &readers, row, rows, limit, &mut values);
                 let p = values[self.probabilities].slice(rows * width);
                 value_panels[which_values[b2]].multiply(
-                    cx.isa, p, width, rows, width, n2, out, n2, self.second.half(),
+                    cx.isa,
+                    p,
+                    width,
+                    rows,
+                    width,
+                    n2,
+                    out,
+                    n2,
+                    self.second.half(),
                 );
                 for (scratch, v) in scratch.iter_mut().zip(values) {
                     if let Values::Own(v) = v {
@@ -286,7 +304,10 @@ fn candidate(
     let len = *scores_shape.last()?;
     let ranks = scores_shape.len() >= 2 && p_shape.len() >= 2 && out_shape.len() == p_shape.len();
     // The second product must not repeat the probabilities, and blocks must lie in one batch of either.
-    if !ranks || p_shape.last() != Some(&len) || p_shape[..p_shape.len() - 1] != out_shape[..out_shape.len() - 1] {
+    if !ranks
+        || p_shape.last() != Some(&len)
+        || p_shape[..p_shape.len() - 1] != out_shape[..out_shape.len() - 1]
+    {
         return None;
     }
     let (m, m2) = (scores_shape[scores_shape.len() - 2], p_shape[p_shape.len() - 2]);
@@ -296,11 +317,8 @@ fn candidate(
     let (rows, scores) = take_scores(program, index, len)?;
     let probabilities = rows.results[0];
     let dtype = second_matmul.dtype();
-    let mut operands = vec![
-        first_node.operands[0].clone(),
-        first_node.operands[1].clone(),
-        second_node.operands[1].clone(),
-    ];
+    let mut operands =
+        vec![first_node.operands[0].clone(), first_node.operands[1].clone(), second_node.operands[1].clone()];
     operands.extend(node.operands.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, o)| o.clone()));
     let skip = masks.skip(&rows, scores, len, m.min(m2), &operands[3..]);
     let attention = Attention {
@@ -353,7 +371,9 @@ fn take_scores(mut program: RowProgram, index: usize, len: usize) -> Option<(Row
         }
     }
     // If the scores are read once, the step that reads them may write over them.
-    let reads = |l: &tile::Line| l.operands.iter().filter(|o| matches!(o, tile::Operand::Register(r) if *r == scores)).count();
+    let reads = |l: &tile::Line| {
+        l.operands.iter().filter(|o| matches!(o, tile::Operand::Register(r) if *r == scores)).count()
+    };
     if program.lines.iter().map(reads).sum::<usize>() == 1
         && let Some(i) = program.lines.iter().position(|l| reads(l) == 1)
     {
@@ -439,7 +459,8 @@ impl Masks {
             Source::Halves(v) => v.as_ptr().addr(),
             Source::Scalar(_) | Source::Destination => return None,
         };
-        let key = MaskKey { address, offset: mask.offset, shape: mask.shape.clone(), lead, len: width, chunk };
+        let key =
+            MaskKey { address, offset: mask.offset, shape: mask.shape.clone(), lead, len: width, chunk };
         let known = self.0.iter().find(|(k, _)| *k == key).map(|(_, skip)| skip.clone());
         let skip = known.unwrap_or_else(|| {
             let skip = hidden(mask, &key, program.rows, len);

@@ -200,9 +200,9 @@ impl Executable {
                 .operands
                 .iter()
                 .map(|o| match o {
-                    Operand::Value(id) => {
-                        values[id.0 as usize].clone().expect("the reader checked that values precede their uses")
-                    }
+                    Operand::Value(id) => values[id.0 as usize]
+                        .clone()
+                        .expect("the reader checked that values precede their uses"),
                     Operand::Fixed(t) => t.clone(),
                 })
                 .collect();

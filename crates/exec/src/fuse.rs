@@ -134,7 +134,9 @@ impl Groups {
                 return true;
             }
             if seen.insert(g) {
-                open.extend(self.members[g].iter().flat_map(|m| sources(&graph.nodes[*m])).filter(|s| *s != g));
+                open.extend(
+                    self.members[g].iter().flat_map(|m| sources(&graph.nodes[*m])).filter(|s| *s != g),
+                );
             }
         }
         false

@@ -53,7 +53,12 @@ impl Node {
     }
 
     /// Computes its outputs.
-    pub(crate) fn run(&self, cx: &Context, function: &Function, operands: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    pub(crate) fn run(
+        &self,
+        cx: &Context,
+        function: &Function,
+        operands: &[Tensor],
+    ) -> Result<Vec<Tensor>, String> {
         match &self.work {
             Work::Op(op) => op.eval(cx, operands),
             Work::Rows(program, which) => {
@@ -90,7 +95,9 @@ impl Graph {
     pub(crate) fn build(package: &Arc<Package>, function: &Function) -> Result<Graph, ExecError> {
         let mut constants: HashMap<ValueId, &Constant> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind == "const") {
-            if let (Some(val), Some(id)) = (op.attributes.get("val").or_else(|| inline_val(op)), op.outputs.first()) {
+            if let (Some(val), Some(id)) =
+                (op.attributes.get("val").or_else(|| inline_val(op)), op.outputs.first())
+            {
                 constants.insert(*id, val);
             }
         }

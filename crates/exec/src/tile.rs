@@ -22,13 +22,31 @@ pub(crate) enum Operand {
 /// One operation of a row program. `half`: round to fp16.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    Unary { f: Unary, half: bool },
-    Binary { op: Binary, half: bool },
-    Softmax { half: bool },
-    LayerNorm { epsilon: f32, gamma: Option<Vec<f32>>, beta: Option<Vec<f32>>, half: bool },
-    Reduce { what: Reduction, half: bool },
+    Unary {
+        f: Unary,
+        half: bool,
+    },
+    Binary {
+        op: Binary,
+        half: bool,
+    },
+    Softmax {
+        half: bool,
+    },
+    LayerNorm {
+        epsilon: f32,
+        gamma: Option<Vec<f32>>,
+        beta: Option<Vec<f32>>,
+        half: bool,
+    },
+    Reduce {
+        what: Reduction,
+        half: bool,
+    },
     /// Columns from `start` on, as many as the result has.
-    Slice { start: usize },
+    Slice {
+        start: usize,
+    },
     /// Operands side by side.
     Concat,
 }
@@ -93,9 +111,11 @@ impl<'a> Reader<'a> {
         let at = self.rows.get(first);
         let packed = match self.rows.stride() {
             Some(stride) => stride == len,
-            None => rows > 0 && self.rows.get(first + rows - 1) == at + (rows - 1) * len && {
-                (1..rows).all(|r| self.rows.get(first + r) == at + r * len)
-            },
+            None => {
+                rows > 0 && self.rows.get(first + rows - 1) == at + (rows - 1) * len && {
+                    (1..rows).all(|r| self.rows.get(first + r) == at + r * len)
+                }
+            }
         };
         (packed || rows == 1).then(|| self.slice(at, rows * len))
     }
@@ -199,12 +219,13 @@ impl RowProgram {
         let mut place: Vec<usize> = (0..self.registers.len()).collect();
         for i in 0..self.lines.len() {
             let line = &mut self.lines[i];
-            let in_place = matches!(line.step, Step::Unary { .. } | Step::Binary { .. } | Step::Softmax { .. });
+            let in_place =
+                matches!(line.step, Step::Unary { .. } | Step::Binary { .. } | Step::Softmax { .. });
             let free = line.operands.iter().find_map(|o| match o {
-                Operand::Register(r) => (in_place
-                    && last_use[*r] == i
-                    && self.registers[*r] == self.registers[line.result])
-                    .then_some(*r),
+                Operand::Register(r) => {
+                    (in_place && last_use[*r] == i && self.registers[*r] == self.registers[line.result])
+                        .then_some(*r)
+                }
                 Operand::External { .. } => None,
             });
             for o in &mut line.operands {
@@ -257,7 +278,8 @@ impl RowProgram {
         tasks.into_par_iter().with_max_len(1).enumerate().for_each_init(
             || self.registers.iter().map(|_| Vec::new()).collect::<Vec<Vec<f32>>>(),
             |scratch, (t, mut parts)| {
-                let mut values: Vec<Values<'_>> = scratch.iter_mut().map(|v| Values::Own(std::mem::take(v))).collect();
+                let mut values: Vec<Values<'_>> =
+                    scratch.iter_mut().map(|v| Values::Own(std::mem::take(v))).collect();
                 let end = ((t + 1) * task).min(self.rows);
                 let mut first = t * task;
                 while first < end {
@@ -351,7 +373,10 @@ impl RowProgram {
 enum Input<'a> {
     /// The register that takes the result.
     Result,
-    Rows { values: &'a [f32], len: usize },
+    Rows {
+        values: &'a [f32],
+        len: usize,
+    },
     External(&'a Reader<'a>),
 }
 

@@ -9,7 +9,15 @@ use std::time::Instant;
 fn main() {
     let isa = Isa::best();
     println!("{} threads, {}", rayon::current_num_threads(), isa.name());
-    for (m, k, n) in [(512, 576, 576), (512, 576, 1536), (512, 1536, 576), (512, 576, 192), (128, 576, 1536), (512, 2048, 8192), (1, 576, 49152)] {
+    for (m, k, n) in [
+        (512, 576, 576),
+        (512, 576, 1536),
+        (512, 1536, 576),
+        (512, 576, 192),
+        (128, 576, 1536),
+        (512, 2048, 8192),
+        (1, 576, 49152),
+    ] {
         let left: Vec<f32> = (0..m * k).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
         let right: Vec<f16> = (0..k * n).map(|i| f16::from_f32((i % 13) as f32 * 0.1 - 0.6)).collect();
         let mut out = vec![0.0; m * n];

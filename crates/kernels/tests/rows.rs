@@ -2,8 +2,8 @@
 
 use half::f16;
 use kvbaton_kernels::rows::{
-    Binary, Isa, Matrix, Panels, Product, Reduction, Source, Table, Unary, binary, layer_norm, multiply, narrow,
-    reduce, softmax, unary, widen,
+    Binary, Isa, Matrix, Panels, Product, Reduction, Source, Table, Unary, binary, layer_norm, multiply,
+    narrow, reduce, softmax, unary, widen,
 };
 use proptest::prelude::*;
 

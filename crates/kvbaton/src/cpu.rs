@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use kvbaton_exec::{Array, Executable, Options};
 use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, TensorInfo};
-use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, Package};
 use kvbaton_mil::program::{DataType, Function, ValueType};
+use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, Package};
 
 use crate::prefill::choose_function;
 use crate::report::PrefillReport;

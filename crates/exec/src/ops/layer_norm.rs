@@ -37,7 +37,9 @@ impl LayerNorm {
         axes.sort_unstable();
         let from = rank - axes.len().min(rank);
         if axes != (from..rank).collect::<Vec<_>>() {
-            return Err(format!("over axes {axes:?} of a tensor of rank {rank}, which are not the last ones"));
+            return Err(format!(
+                "over axes {axes:?} of a tensor of rank {rank}, which are not the last ones"
+            ));
         }
         let len = count(&shape[from..]);
         for (name, v) in [("gamma", &self.gamma), ("beta", &self.beta)] {

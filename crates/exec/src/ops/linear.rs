@@ -47,9 +47,16 @@ impl Op for Linear {
         let rows = RowOffsets::new(&x.shape[..rank - 1], &x.strides[..rank - 1], x.offset);
         // Rows that lie at one distance are read where they are.
         let usable = rows.stride().is_some() && x.is_packed_from(rank - 1);
-        let x = if usable && matches!(x.source()?, rows::Source::Singles(_)) { x.clone() } else { x.to_packed(cx)? };
-        let left_stride = RowOffsets::new(&x.shape[..rank - 1], &x.strides[..rank - 1], 0).stride().unwrap_or(0);
-        let rows::Source::Singles(left) = x.source()? else { return Err("x is not stored as f32".to_owned()) };
+        let x = if usable && matches!(x.source()?, rows::Source::Singles(_)) {
+            x.clone()
+        } else {
+            x.to_packed(cx)?
+        };
+        let left_stride =
+            RowOffsets::new(&x.shape[..rank - 1], &x.strides[..rank - 1], 0).stride().unwrap_or(0);
+        let rows::Source::Singles(left) = x.source()? else {
+            return Err("x is not stored as f32".to_owned());
+        };
         let mut values = cx.pool.take(count(&shape));
         let product = Product {
             left: &left[x.offset..],

@@ -29,7 +29,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use kvbaton_mil::Package;
-use kvbaton_mil::program::{Argument, Constant, ConstantData, DataType, Function, Op as MilOp, ValueId, ValueType};
+use kvbaton_mil::program::{
+    Argument, Constant, ConstantData, DataType, Function, Op as MilOp, ValueId, ValueType,
+};
 
 use crate::tensor::{Context, Tensor};
 use crate::tile::Step;
@@ -116,7 +118,8 @@ impl<'a> Form<'a> {
         };
         let operand = match (constant, argument) {
             (Some(c), _) => Operand::Fixed(
-                Tensor::constant(self.package, c).ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?,
+                Tensor::constant(self.package, c)
+                    .ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?,
             ),
             (None, Argument::Value(id)) => Operand::Value(*id),
             (None, Argument::Constant(_)) => return Err(format!("`{name}` is not handled")),
@@ -236,7 +239,10 @@ pub(crate) fn half(dtype: DataType) -> bool {
 pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize, Reason> {
     let r = i64::try_from(rank).map_err(|e| e.to_string())?;
     let a = if axis < 0 { axis + r } else { axis };
-    usize::try_from(a).ok().filter(|a| *a < rank).ok_or_else(|| format!("axis {axis} of a tensor of rank {rank}"))
+    usize::try_from(a)
+        .ok()
+        .filter(|a| *a < rank)
+        .ok_or_else(|| format!("axis {axis} of a tensor of rank {rank}"))
 }
 
 /// The shape two operands broadcast to.

@@ -26,7 +26,9 @@ impl Op for Range {
 
     fn eval(&self, _: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let one = |t: &Tensor| match &t.data {
-            Data::Int(_) => t.int_values()?.first().map(|v| i64::from(*v)).ok_or_else(|| "no value".to_owned()),
+            Data::Int(_) => {
+                t.int_values()?.first().map(|v| i64::from(*v)).ok_or_else(|| "no value".to_owned())
+            }
             _ => Err("not integers".to_owned()),
         };
         let (start, end, step) = (one(&operands[0])?, one(&operands[1])?, one(&operands[2])?);

@@ -72,7 +72,6 @@ impl Op for Reduce {
     fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {
         let gone = self.reduced(shapes[0].len()).ok()?;
         let last_alone = gone.split_last().is_some_and(|(last, lead)| *last && !lead.contains(&true));
-        (last_alone && self.keep)
-            .then(|| vec![Step::Reduce { what: self.what, half: half(self.dtype) }])
+        (last_alone && self.keep).then(|| vec![Step::Reduce { what: self.what, half: half(self.dtype) }])
     }
 }

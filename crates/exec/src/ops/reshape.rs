@@ -67,7 +67,9 @@ impl Reshape {
                 let mut dims = x.iter();
                 let shape = new.iter().map(|n| if *n { Some(1) } else { dims.next().copied() });
                 let shape: Option<Vec<usize>> = shape.collect();
-                shape.filter(|_| dims.next().is_none()).ok_or_else(|| format!("axes {axes:?} name one twice"))?
+                shape
+                    .filter(|_| dims.next().is_none())
+                    .ok_or_else(|| format!("axes {axes:?} name one twice"))?
             }
             Reshape::Squeeze(axes) => {
                 let mut gone = vec![false; x.len()];

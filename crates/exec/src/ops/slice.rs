@@ -46,7 +46,8 @@ struct Range {
 impl Slice {
     fn ranges(&self, shape: &[usize], begin: &[i64], end: &[i64]) -> Result<Vec<Range>, Reason> {
         let rank = shape.len();
-        let flag = |mask: &Option<Vec<bool>>, d: usize| mask.as_ref().is_some_and(|m| m.get(d) == Some(&true));
+        let flag =
+            |mask: &Option<Vec<bool>>, d: usize| mask.as_ref().is_some_and(|m| m.get(d) == Some(&true));
         let lens = [begin.len(), end.len(), self.stride.as_ref().map_or(rank, Vec::len)];
         if lens.iter().any(|n| *n != rank) {
             return Err(format!("begin {begin:?} and end {end:?} of a tensor of shape {shape:?}"));
@@ -63,7 +64,8 @@ impl Slice {
                 if squeeze {
                     let start = from_end(begin[d]);
                     let start = usize::try_from(start).ok().filter(|s| *s < shape[d]);
-                    let start = start.ok_or_else(|| format!("index {} along axis {d} of size {size}", begin[d]))?;
+                    let start =
+                        start.ok_or_else(|| format!("index {} along axis {d} of size {size}", begin[d]))?;
                     return Ok(Range { start, len: 1, step: 1, squeeze });
                 }
                 // As Python slices: bounds beyond the ends are cut, for either direction.
@@ -99,7 +101,9 @@ impl Op for Slice {
         let ranges = match &self.bounds {
             Some((begin, end)) => self.ranges(&view.shape, begin, end)?,
             None => {
-                let ints = |t: &Tensor| Ok::<_, Reason>(t.int_values()?.into_iter().map(i64::from).collect::<Vec<_>>());
+                let ints = |t: &Tensor| {
+                    Ok::<_, Reason>(t.int_values()?.into_iter().map(i64::from).collect::<Vec<_>>())
+                };
                 self.ranges(&view.shape, &ints(&operands[1])?, &ints(&operands[2])?)?
             }
         };

@@ -235,7 +235,9 @@ unsafe fn tiles<L: Lanes, const R: usize, const C: usize>(
         let panel = &run.values[i * run.stride..][..depths.len() * C * LANES];
         let width = (C * LANES).min(run.width - c0);
         // SAFETY: the columns lie in the run, the rows below `rows.count`.
-        unsafe { tile::<L, R, C>(l, left, panel, target, first, run.at + c0, width, depths.start > 0, finish) };
+        unsafe {
+            tile::<L, R, C>(l, left, panel, target, first, run.at + c0, width, depths.start > 0, finish)
+        };
     }
     R
 }
@@ -469,7 +471,12 @@ impl Panels {
         out_stride: usize,
         half: bool,
     ) {
-        assert!(k <= self.k && n <= self.n, "the packed matrix is [{}, {}], asked [{k}, {n}]", self.k, self.n);
+        assert!(
+            k <= self.k && n <= self.n,
+            "the packed matrix is [{}, {}], asked [{k}, {n}]",
+            self.k,
+            self.n
+        );
         if m == 0 || n == 0 {
             return;
         }
@@ -577,14 +584,7 @@ impl Kernel for RowsKernel<'_> {
 /// Outputs a parallel task of [`single_row`] computes.
 const OUTPUTS: usize = 512;
 
-fn single_row(
-    isa: Isa,
-    x: &[f32],
-    right: &Matrix<'_>,
-    bias: Option<&[f32]>,
-    half: bool,
-    out: &mut [f32],
-) {
+fn single_row(isa: Isa, x: &[f32], right: &Matrix<'_>, bias: Option<&[f32]>, half: bool, out: &mut [f32]) {
     out.par_chunks_mut(OUTPUTS).enumerate().for_each(|(i, out)| {
         isa.run(DotKernel { x, right: *right, first: i * OUTPUTS, bias, half, out });
     });

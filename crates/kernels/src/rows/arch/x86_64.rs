@@ -201,7 +201,10 @@ impl Lanes for Avx2 {
     fn store_half(self, v: Self::V, to: &mut [f16; LANES]) {
         proven!({
             _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
-            _mm_storeu_si128(to.as_mut_ptr().add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+            _mm_storeu_si128(
+                to.as_mut_ptr().add(8).cast(),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]),
+            );
         });
     }
     #[inline(always)]
