@@ -1,6 +1,5 @@
 //! Row passes over values in the first-level cache, on every instruction set: `cargo bench -p kvbaton-kernels --bench
 //! rows`.
-#![expect(missing_docs, reason = "criterion's macros define functions")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvbaton_kernels::rows::{Binary, Isa, Source, Unary, binary, layer_norm, softmax, unary};
