@@ -1,4 +1,5 @@
 //! Every operation against coremltools' own definition (or numpy's), from `testdata/generate.py`.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Whole programs: fused against one operation after the other, bit for bit; and what is refused.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
