@@ -58,7 +58,7 @@ fn check(fuse: bool) {
             .fold(0.0f64, |m, d| if d > m || d.is_nan() { d } else { m });
         if got.shape() != shape(want) {
             wrong.push(format!("{name}: shape {:?}, not {:?}", got.shape(), shape(want)));
-        } else if !(worst <= tolerance * largest) {
+        } else if worst.is_nan() || worst > tolerance * largest {
             wrong.push(format!("{name}: off by {worst:e}, allowed {:e}", tolerance * largest));
         }
     }
