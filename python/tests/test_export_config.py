@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import tiny_models
 from kvbaton._export import ExportError, read_model_spec
 from kvbaton._export.config import parse_config
@@ -115,6 +114,10 @@ def test_broken_config_is_named(text: str, fragment: str, tmp_path: Path) -> Non
         read_model_spec(tmp_path)
 
 
+def mlx_arguments(module: Any, raw: dict[str, Any]) -> Any:
+    return module.ModelArgs.from_dict(raw)
+
+
 def test_defaults_are_those_of_mlx_lm() -> None:
     """mlx-lm's own argument classes are the oracle."""
     from mlx_lm.models import llama, qwen2
@@ -122,14 +125,14 @@ def test_defaults_are_those_of_mlx_lm() -> None:
     bare = patched(
         LLAMA, num_key_value_heads=ABSENT, rope_theta=ABSENT, tie_word_embeddings=ABSENT, hidden_act=ABSENT
     )
-    ours, theirs = parse_config(bare), llama.ModelArgs.from_dict(bare)
+    ours, theirs = parse_config(bare), mlx_arguments(llama, bare)
     assert ours.kv_heads == theirs.num_key_value_heads
     assert ours.rope.theta == theirs.rope_theta
     assert ours.tied == theirs.tie_word_embeddings
     assert (ours.qkv_bias, ours.mlp_bias) == (theirs.attention_bias, theirs.mlp_bias)
 
     bare = patched(QWEN2, rope_theta=ABSENT, tie_word_embeddings=ABSENT)
-    ours, args = parse_config(bare), qwen2.ModelArgs.from_dict(bare)
+    ours, args = parse_config(bare), mlx_arguments(qwen2, bare)
     assert (ours.rope.theta, ours.tied) == (args.rope_theta, args.tie_word_embeddings)
 
 
@@ -139,7 +142,7 @@ def test_sliding_window_without_layer_types_is_full_attention() -> None:
     from mlx_lm.models.cache import KVCache, make_prompt_cache
 
     raw = tiny_models.CONFIGS["mistral"]
-    model = llama.Model(llama.ModelArgs.from_dict(raw))
+    model = llama.Model(mlx_arguments(llama, raw))
     assert all(type(cache) is KVCache for cache in make_prompt_cache(model))
     assert [layer["kind"] for layer in parse_config(raw).spec()["layers"]] == ["full"] * 3
 

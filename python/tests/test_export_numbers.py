@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import tiny_models
 from kvbaton._export import ExportError
 from kvbaton._export.config import Rope, parse_config
@@ -19,9 +18,8 @@ mx = pytest.importorskip("mlx.core")
 pytest.importorskip("coremltools")
 from coremltools.converters.mil import Builder as mb  # noqa: E402
 from coremltools.converters.mil.mil import types  # noqa: E402
-from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
-
 from kvbaton._export import program  # noqa: E402
+from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
 
 SCALINGS: list[dict[str, Any] | None] = [
     None,
@@ -121,7 +119,14 @@ def test_largest_float16_is_kept(tmp_path: Path) -> None:
 
 
 def test_no_weights_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no model\\*.safetensors"):
+    with pytest.raises(ExportError, match=r"no model\*\.safetensors"):
+        Weights(tmp_path)
+
+
+def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    for file in ("model.safetensors", "model-00001-of-00001.safetensors"):
+        tiny_models.save_safetensors({"w": np.zeros((2, 3), np.float16)}, tmp_path / file)
+    with pytest.raises(ExportError, match=r"tensor w is in model-00001\S* and in model\.safetensors"):
         Weights(tmp_path)
 
 
@@ -210,7 +215,7 @@ def test_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
     tensors = tiny_models.random_weights(config, 0)
     tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(64, np.float32)
     tiny_models.write_plain(tmp_path, config, tensors)
-    with pytest.raises(ExportError, match="q_proj.bias that llama does not use"):
+    with pytest.raises(ExportError, match=r"q_proj\.bias that llama does not use"):
         export(tmp_path, tmp_path / "m.mlpackage", buckets=(4,), digest=lambda folder: "blake3:0")
 
 

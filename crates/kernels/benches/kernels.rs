@@ -5,7 +5,6 @@
 //! ```
 //!
 //! Rates are bytes read and written. `examples/ratio.rs` sets them against `memcpy` in the same run.
-#![expect(missing_docs, reason = "criterion's macro makes an undocumented function")]
 
 use std::hint::black_box;
 

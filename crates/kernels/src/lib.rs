@@ -12,6 +12,7 @@ mod arch;
 mod boxes;
 mod elem;
 mod int8;
+pub mod rows;
 mod tally;
 
 pub use affine::{Affine, AffineError, affine_dequantize, affine_quantize};

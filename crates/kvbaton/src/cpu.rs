@@ -7,16 +7,12 @@ use std::time::Instant;
 
 use kvbaton_exec::{Array, Executable, Options};
 use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, TensorInfo};
-use kvbaton_mil::Package;
 use kvbaton_mil::program::{DataType, Function, ValueType};
+use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, Package};
 
 use crate::prefill::choose_function;
 use crate::report::PrefillReport;
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled, Tensor};
-
-/// Metadata keys that a package made by `kvbaton export` carries.
-const LAYOUT_KEY: &str = "kvbaton.layout";
-const MODEL_KEY: &str = "kvbaton.model";
 
 /// A package on the CPU executor.
 pub struct CpuPrefill {
@@ -74,7 +70,7 @@ impl CpuPrefill {
 
     fn load(&mut self, function: &str) -> Result<&Executable, Error> {
         if !self.loaded.contains_key(function) {
-            let options = Options { threads: self.threads, ..Options::default() };
+            let options = Options::with_threads(self.threads);
             let executable = Executable::load(self.package.clone(), function, &options)?;
             self.loaded.insert(function.to_owned(), executable);
         }
@@ -182,7 +178,7 @@ impl Prefill for CpuPrefill {
         let mut logits = None;
         for (name, array) in outputs {
             if Some(&name) == logits_name.as_ref() {
-                logits = Some(Logits { values: array.to_f32()? });
+                logits = array.to_f32().map(|values| Logits { values });
             } else if let Some(tensor) = tensor(name, &array) {
                 tensors.push(tensor);
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use kvbaton_copy::CopyError;
-use kvbaton_exec::ExecError;
+use kvbaton_exec::{ArrayError, ExecError};
 use kvbaton_layout::LayoutError;
 use kvbaton_memory::LeaseError;
 use kvbaton_mil::MilError;
@@ -188,6 +188,12 @@ impl From<MilError> for Error {
 
 impl From<ExecError> for Error {
     fn from(e: ExecError) -> Error {
+        Error::caused(ErrorKind::Program, e)
+    }
+}
+
+impl From<ArrayError> for Error {
+    fn from(e: ArrayError) -> Error {
         Error::caused(ErrorKind::Program, e)
     }
 }

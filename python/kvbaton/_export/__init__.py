@@ -5,7 +5,6 @@ Importing this package is cheap: coremltools is imported when an export begins.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import tempfile
@@ -185,12 +184,6 @@ def _put_in_place(written: Path, out: Path, aside: Path, force: bool) -> None:
 
 
 def _native_digest(folder: Path) -> str:
-    try:
-        native = importlib.import_module("kvbaton._native")
-    except ImportError as error:
-        raise ExportError(
-            "dependency",
-            f"the weights' digest needs kvbaton's native module: {error}",
-            module="kvbaton._native",
-        ) from error
-    return str(native.weights_digest(str(folder)))
+    from kvbaton._native import weights_digest
+
+    return weights_digest(folder)

@@ -252,7 +252,7 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int) -> int:
         if rest:
             raise ExportError(
                 "config",
-                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is absent",
+                f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is absent",
                 hidden_size=hidden,
                 num_attention_heads=heads,
             )

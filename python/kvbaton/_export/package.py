@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from .errors import ExportError
 
@@ -31,15 +34,42 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Raises a Ctrl-C of the block at its end, for code that would swallow it.
+
+    Only Python's own handler in the main thread is replaced: elsewhere the interrupt does not raise in this
+    block.
+    """
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    seen = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if seen:
+        raise KeyboardInterrupt
+
+
 def require_coremltools() -> None:
     """Imports coremltools, quietly.
 
     Raises:
         ExportError: it is not installed (``dependency``).
     """
-    # The level is set before the import, which logs about parts that only matter for running models.
+    # While it is imported it logs about parts that only matter for running models, and it tries optional
+    # packages with bare excepts, which would lose a Ctrl-C.
     try:
-        with quiet():
+        with quiet(), interrupts_held():
             import coremltools  # noqa: F401
     except ImportError as error:
         raise ExportError(
@@ -55,9 +85,10 @@ def write_package(
     description: str,
 ) -> None:
     """Lowers ``functions`` into one new package at ``out``; constants of one weight id share their bytes."""
-    from coremltools import ComputeUnit, PassPipeline, models
+    from coremltools import PassPipeline
     from coremltools.converters.mil.converter import ConverterRegistry, mil_convert_to_proto
     from coremltools.converters.mil.mil import Program
+    from coremltools.models.utils import save_spec
 
     from .program import OPSET
 
@@ -79,9 +110,7 @@ def write_package(
         )
         proto.description.metadata.shortDescription = description
         proto.description.metadata.userDefined.update(metadata)
-        models.MLModel(
-            proto, weights_dir=weights, skip_model_load=True, compute_units=ComputeUnit.CPU_ONLY
-        ).save(str(out))
+        save_spec(proto, str(out), weights_dir=weights)
     _share_alike(out)
 
 

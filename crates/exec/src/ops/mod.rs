@@ -1,0 +1,340 @@
+//! The operations: one file a family of MIL operations, and the table that finds them.
+//!
+//! An operation is built once, at load: its constant arguments are read into a struct, and a form that the executor
+//! does not handle is refused then. At run time it sees tensors only.
+
+mod arithmetic;
+mod cast;
+mod compare;
+mod concat;
+mod elementary;
+mod gather;
+mod layer_norm;
+mod linear;
+mod logic;
+mod matmul;
+mod range;
+mod reduce;
+mod reshape;
+mod select;
+mod shape;
+mod slice;
+mod softmax;
+mod split;
+mod tile;
+mod transpose;
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use kvbaton_mil::Package;
+use kvbaton_mil::program::{
+    Argument, Constant, ConstantData, DataType, Function, Op as MilOp, ValueId, ValueType,
+};
+
+use crate::tensor::{Context, Tensor};
+use crate::tile::Step;
+
+pub(crate) use matmul::Matmul;
+
+/// Why an operation is refused or failed; the caller adds where.
+pub(crate) type Reason = String;
+
+/// An operation, ready to run.
+pub(crate) trait Op: Debug + Send + Sync {
+    /// Shapes of the results for operands of these shapes; `None` when they depend on values.
+    ///
+    /// # Errors
+    ///
+    /// When the operation is not defined for such operands.
+    fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason>;
+
+    /// The results.
+    ///
+    /// # Errors
+    ///
+    /// When the operation is not defined for such operands.
+    fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason>;
+
+    /// The operation as steps of a row program, one for each result, if for operands of these shapes every row of a
+    /// result depends on that row of the operands alone.
+    fn by_rows(&self, _shapes: &[&[usize]]) -> Option<Vec<Step>> {
+        None
+    }
+
+    /// Whether it only shows the same rows under another outer shape.
+    fn keeps_rows(&self, _shapes: &[&[usize]]) -> bool {
+        false
+    }
+
+    /// The operation as a matrix product, for attention.
+    fn as_matmul(&self) -> Option<&Matmul> {
+        None
+    }
+}
+
+/// An operand: computed at run time, or known at load.
+#[derive(Clone, Debug)]
+pub(crate) enum Operand {
+    Value(ValueId),
+    Fixed(Tensor),
+}
+
+/// An operation as the package writes it, while it is being built.
+pub(crate) struct Form<'a> {
+    pub(crate) package: &'a Arc<Package>,
+    pub(crate) function: &'a Function,
+    pub(crate) op: &'a MilOp,
+    /// Values that `const` operations define.
+    pub(crate) constants: &'a HashMap<ValueId, &'a Constant>,
+    /// Operands asked for so far.
+    pub(crate) operands: Vec<Operand>,
+}
+
+impl<'a> Form<'a> {
+    fn argument(&self, name: &str) -> Option<&'a Argument> {
+        self.op.inputs.get(name).and_then(|a| a.first())
+    }
+
+    /// Whether the argument is given.
+    fn has(&self, name: &str) -> bool {
+        self.argument(name).is_some()
+    }
+
+    /// The argument, or the attribute, if it is known at load.
+    fn constant(&self, name: &str) -> Option<&'a Constant> {
+        match self.argument(name) {
+            Some(Argument::Constant(c)) => Some(c),
+            Some(Argument::Value(id)) => self.constants.get(id).copied(),
+            None => self.op.attributes.get(name),
+        }
+    }
+
+    fn push(&mut self, name: &str, argument: &Argument) -> Result<(), Reason> {
+        let constant = match argument {
+            Argument::Constant(c) => Some(c),
+            Argument::Value(id) => self.constants.get(id).copied(),
+        };
+        let operand = match (constant, argument) {
+            (Some(c), _) => Operand::Fixed(
+                Tensor::constant(self.package, c)
+                    .ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?,
+            ),
+            (None, Argument::Value(id)) => Operand::Value(*id),
+            (None, Argument::Constant(_)) => return Err(format!("`{name}` is not handled")),
+        };
+        self.operands.push(operand);
+        Ok(())
+    }
+
+    /// Makes the argument an operand.
+    fn operand(&mut self, name: &str) -> Result<(), Reason> {
+        let argument = self.argument(name).ok_or_else(|| format!("`{name}` is missing"))?;
+        self.push(name, argument)
+    }
+
+    /// Makes all arguments of a list operands, and returns how many there are.
+    fn operand_list(&mut self, name: &str) -> Result<usize, Reason> {
+        let list = self.op.inputs.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
+        for argument in list {
+            self.push(name, argument)?;
+        }
+        Ok(list.len())
+    }
+
+    /// Integers of an argument that is known at load; `None` when it is not given.
+    fn ints(&self, name: &str) -> Result<Option<Vec<i64>>, Reason> {
+        let Some(constant) = self.constant(name) else {
+            if self.has(name) {
+                return Err(format!("`{name}` is computed, only a constant is supported"));
+            }
+            return Ok(None);
+        };
+        let bytes = self.package.constant_bytes(constant);
+        let values = bytes.and_then(|b| crate::tensor::integers(constant.ty.dtype, b));
+        let values = values.ok_or_else(|| format!("`{name}` is {}, not integers", constant.ty))?;
+        Ok(Some(values.into_iter().map(i64::from).collect()))
+    }
+
+    fn int(&self, name: &str) -> Result<Option<i64>, Reason> {
+        match self.ints(name)?.as_deref() {
+            None => Ok(None),
+            Some([value]) => Ok(Some(*value)),
+            Some(values) => Err(format!("`{name}` has {} values, not one", values.len())),
+        }
+    }
+
+    fn flags(&self, name: &str) -> Result<Option<Vec<bool>>, Reason> {
+        Ok(self.ints(name)?.map(|v| v.into_iter().map(|v| v != 0).collect()))
+    }
+
+    /// A truth value; false when it is not given.
+    fn flag(&self, name: &str) -> Result<bool, Reason> {
+        Ok(self.int(name)?.unwrap_or(0) != 0)
+    }
+
+    fn floats(&self, name: &str) -> Result<Option<Vec<f32>>, Reason> {
+        let Some(constant) = self.constant(name) else {
+            if self.has(name) {
+                return Err(format!("`{name}` is computed, only a constant is supported"));
+            }
+            return Ok(None);
+        };
+        let tensor = Tensor::constant(self.package, constant).filter(|t| crate::tensor::is_float(t.dtype));
+        let tensor = tensor.ok_or_else(|| format!("`{name}` is {}, not floats", constant.ty))?;
+        tensor.float_values(kvbaton_kernels::rows::Isa::best()).map(Some)
+    }
+
+    fn float(&self, name: &str, default: f32) -> Result<f32, Reason> {
+        match self.floats(name)?.as_deref() {
+            None => Ok(default),
+            Some([value]) => Ok(*value),
+            Some(values) => Err(format!("`{name}` has {} values, not one", values.len())),
+        }
+    }
+
+    fn text(&self, name: &str) -> Result<Option<&'a str>, Reason> {
+        match self.constant(name).map(|c| &c.data) {
+            Some(ConstantData::Strings(s)) if s.len() == 1 => Ok(Some(&s[0])),
+            None if !self.has(name) => Ok(None),
+            _ => Err(format!("`{name}` is not one constant string")),
+        }
+    }
+
+    /// Element type of the first result.
+    fn dtype(&self) -> Result<DataType, Reason> {
+        match self.op.outputs.first().map(|id| &self.function.value(*id).ty) {
+            Some(ValueType::Tensor(ty)) => Ok(ty.dtype),
+            _ => Err("its result is no tensor".to_owned()),
+        }
+    }
+
+    /// Element type of the first result, which must be fp16 or fp32.
+    fn float_dtype(&self) -> Result<DataType, Reason> {
+        let dtype = self.dtype()?;
+        if crate::tensor::is_float(dtype) { Ok(dtype) } else { Err(format!("on {dtype} values")) }
+    }
+
+    /// Element type of an argument.
+    fn argument_dtype(&self, name: &str) -> Result<DataType, Reason> {
+        let argument = self.argument(name).ok_or_else(|| format!("`{name}` is missing"))?;
+        let ty = match argument {
+            Argument::Constant(c) => &c.ty,
+            Argument::Value(id) => match &self.function.value(*id).ty {
+                ValueType::Tensor(ty) | ValueType::State(ty) => ty,
+                _ => return Err(format!("`{name}` is no tensor")),
+            },
+        };
+        Ok(ty.dtype)
+    }
+}
+
+/// Whether results of this type are rounded to fp16.
+pub(crate) fn half(dtype: DataType) -> bool {
+    dtype == DataType::Float16
+}
+
+/// `axis`, counted from the end when negative, as an index below `rank`.
+pub(crate) fn axis_of(axis: i64, rank: usize) -> Result<usize, Reason> {
+    let r = i64::try_from(rank).map_err(|e| e.to_string())?;
+    let a = if axis < 0 { axis + r } else { axis };
+    usize::try_from(a)
+        .ok()
+        .filter(|a| *a < rank)
+        .ok_or_else(|| format!("axis {axis} of a tensor of rank {rank}"))
+}
+
+/// The shape two operands broadcast to.
+pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Reason> {
+    let rank = a.len().max(b.len());
+    let dim = |s: &[usize], i: usize| if i + s.len() < rank { 1 } else { s[i + s.len() - rank] };
+    (0..rank)
+        .map(|i| match (dim(a, i), dim(b, i)) {
+            (x, y) if x == y => Ok(x),
+            (1, y) => Ok(y),
+            (x, 1) => Ok(x),
+            _ => Err(format!("shapes {a:?} and {b:?} do not broadcast")),
+        })
+        .collect()
+}
+
+/// A shape's outer dimensions and its last one (1 for a scalar).
+pub(crate) fn split_last(shape: &[usize]) -> (&[usize], usize) {
+    match shape.split_last() {
+        Some((last, lead)) => (lead, *last),
+        None => (&[], 1),
+    }
+}
+
+type Builder = fn(&mut Form<'_>) -> Result<Box<dyn Op>, Reason>;
+
+/// Every operation by MIL's name (`const` is read at load and never runs).
+const OPS: &[(&str, Builder)] = &[
+    ("abs", elementary::build),
+    ("add", arithmetic::build),
+    ("cast", cast::build),
+    ("concat", concat::build),
+    ("cos", elementary::build),
+    ("equal", compare::build),
+    ("erf", elementary::build),
+    ("exp", elementary::build),
+    ("expand_dims", reshape::build),
+    ("floor_div", arithmetic::build),
+    ("gather", gather::build),
+    ("gelu", elementary::build),
+    ("greater", compare::build),
+    ("greater_equal", compare::build),
+    ("identity", elementary::build),
+    ("inverse", elementary::build),
+    ("layer_norm", layer_norm::build),
+    ("less", compare::build),
+    ("less_equal", compare::build),
+    ("linear", linear::build),
+    ("log", elementary::build),
+    ("logical_and", logic::build),
+    ("logical_not", logic::build),
+    ("logical_or", logic::build),
+    ("matmul", matmul::build),
+    ("maximum", arithmetic::build),
+    ("minimum", arithmetic::build),
+    ("mod", arithmetic::build),
+    ("mul", arithmetic::build),
+    ("not_equal", compare::build),
+    ("pow", arithmetic::build),
+    ("range_1d", range::build),
+    ("real_div", arithmetic::build),
+    ("reduce_max", reduce::build),
+    ("reduce_mean", reduce::build),
+    ("reduce_min", reduce::build),
+    ("reduce_sum", reduce::build),
+    ("reduce_sum_square", reduce::build),
+    ("relu", elementary::build),
+    ("reshape", reshape::build),
+    ("rsqrt", elementary::build),
+    ("select", select::build),
+    ("shape", shape::build),
+    ("sigmoid", elementary::build),
+    ("silu", elementary::build),
+    ("sin", elementary::build),
+    ("slice_by_index", slice::build),
+    ("softmax", softmax::build),
+    ("split", split::build),
+    ("sqrt", elementary::build),
+    ("square", elementary::build),
+    ("squeeze", reshape::build),
+    ("sub", arithmetic::build),
+    ("tanh", elementary::build),
+    ("tile", tile::build),
+    ("transpose", transpose::build),
+];
+
+/// MIL's names of the operations the executor runs, in alphabetical order; `const` apart.
+pub fn supported_ops() -> impl Iterator<Item = &'static str> {
+    OPS.iter().map(|(name, _)| *name)
+}
+
+/// How to build the operation `kind`.
+pub(crate) fn builder(kind: &str) -> Option<Builder> {
+    OPS.binary_search_by(|(name, _)| (*name).cmp(kind)).ok().map(|i| OPS[i].1)
+}

@@ -1,0 +1,154 @@
+//! `slice_by_index`: a range of every dimension, with steps, masks and squeezed dimensions.
+
+use super::{Form, Op, Reason};
+use crate::tensor::{Context, Data, Tensor, is_float};
+use crate::tile::Step;
+use kvbaton_mil::program::DataType;
+
+#[derive(Debug)]
+struct Slice {
+    /// Known at load, or the operands 1 and 2.
+    bounds: Option<(Vec<i64>, Vec<i64>)>,
+    stride: Option<Vec<i64>>,
+    begin_mask: Option<Vec<bool>>,
+    end_mask: Option<Vec<bool>>,
+    squeeze_mask: Option<Vec<bool>>,
+    dtype: DataType,
+}
+
+pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
+    form.operand("x")?;
+    let bounds = if form.constant("begin").is_some() && form.constant("end").is_some() {
+        Some((form.ints("begin")?.unwrap_or_default(), form.ints("end")?.unwrap_or_default()))
+    } else {
+        form.operand("begin")?;
+        form.operand("end")?;
+        None
+    };
+    Ok(Box::new(Slice {
+        bounds,
+        stride: form.ints("stride")?,
+        begin_mask: form.flags("begin_mask")?,
+        end_mask: form.flags("end_mask")?,
+        squeeze_mask: form.flags("squeeze_mask")?,
+        dtype: form.dtype()?,
+    }))
+}
+
+/// One dimension's share: `len` indices from `start` on, `step` apart; dropped from the shape if `squeeze`.
+struct Range {
+    start: usize,
+    len: usize,
+    step: i64,
+    squeeze: bool,
+}
+
+impl Slice {
+    fn ranges(&self, shape: &[usize], begin: &[i64], end: &[i64]) -> Result<Vec<Range>, Reason> {
+        let rank = shape.len();
+        let flag =
+            |mask: &Option<Vec<bool>>, d: usize| mask.as_ref().is_some_and(|m| m.get(d) == Some(&true));
+        let lens = [begin.len(), end.len(), self.stride.as_ref().map_or(rank, Vec::len)];
+        if lens.iter().any(|n| *n != rank) {
+            return Err(format!("begin {begin:?} and end {end:?} of a tensor of shape {shape:?}"));
+        }
+        (0..rank)
+            .map(|d| {
+                let size = i64::try_from(shape[d]).map_err(|e| e.to_string())?;
+                let step = self.stride.as_ref().map_or(1, |s| s[d]);
+                if step == 0 {
+                    return Err(format!("stride 0 along axis {d}"));
+                }
+                let squeeze = flag(&self.squeeze_mask, d);
+                let from_end = |v: i64| if v < 0 { v + size } else { v };
+                if squeeze {
+                    let start = from_end(begin[d]);
+                    let start = usize::try_from(start).ok().filter(|s| *s < shape[d]);
+                    let start =
+                        start.ok_or_else(|| format!("index {} along axis {d} of size {size}", begin[d]))?;
+                    return Ok(Range { start, len: 1, step: 1, squeeze });
+                }
+                // As Python slices: bounds beyond the ends are cut, for either direction.
+                let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+                let start = if flag(&self.begin_mask, d) {
+                    if step > 0 { 0 } else { size - 1 }
+                } else {
+                    from_end(begin[d]).clamp(low, high)
+                };
+                let stop = if flag(&self.end_mask, d) {
+                    if step > 0 { size } else { -1 }
+                } else {
+                    from_end(end[d]).clamp(low, high)
+                };
+                let span = if step > 0 { stop - start } else { start - stop };
+                let len = if span <= 0 { 0 } else { (span + step.abs() - 1) / step.abs() };
+                let whole = |v: i64| usize::try_from(v).map_err(|e| e.to_string());
+                Ok(Range { start: if len == 0 { 0 } else { whole(start)? }, len: whole(len)?, step, squeeze })
+            })
+            .collect()
+    }
+}
+
+impl Op for Slice {
+    fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
+        let Some((begin, end)) = &self.bounds else { return Ok(None) };
+        let ranges = self.ranges(shapes[0], begin, end)?;
+        Ok(Some(vec![ranges.iter().filter(|r| !r.squeeze).map(|r| r.len).collect()]))
+    }
+
+    fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
+        let mut view = operands[0].clone();
+        let ranges = match &self.bounds {
+            Some((begin, end)) => self.ranges(&view.shape, begin, end)?,
+            None => {
+                let ints = |t: &Tensor| {
+                    Ok::<_, Reason>(t.int_values()?.into_iter().map(i64::from).collect::<Vec<_>>())
+                };
+                self.ranges(&view.shape, &ints(&operands[1])?, &ints(&operands[2])?)?
+            }
+        };
+        for (d, r) in ranges.iter().enumerate() {
+            match usize::try_from(r.step) {
+                Ok(step) => view = view.narrowed(d, r.start, r.len, step),
+                Err(_) => view = reversed(cx, &view, d, r)?,
+            }
+        }
+        let keep = |v: &[usize]| v.iter().zip(&ranges).filter(|(_, r)| !r.squeeze).map(|(v, _)| *v).collect();
+        Ok(vec![Tensor { shape: keep(&view.shape), strides: keep(&view.strides), ..view }])
+    }
+
+    fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {
+        let (begin, end) = self.bounds.as_ref()?;
+        let ranges = self.ranges(shapes[0], begin, end).ok()?;
+        let (last, lead) = ranges.split_last()?;
+        let whole = lead.iter().zip(shapes[0]).all(|(r, d)| r.len == *d && r.step == 1 && !r.squeeze);
+        (is_float(self.dtype) && whole && last.step == 1 && !last.squeeze)
+            .then(|| vec![Step::Slice { start: last.start }])
+    }
+}
+
+/// Indices of dimension `d` backwards: views have no negative strides, so this copies.
+fn reversed(cx: &Context, x: &Tensor, d: usize, range: &Range) -> Result<Tensor, Reason> {
+    let step = usize::try_from(-range.step).map_err(|e| e.to_string())?;
+    let mut order: Vec<usize> = (0..x.rank()).collect();
+    order.swap(0, d);
+    let turned = x.permuted(&order);
+    let mut shape = turned.shape.clone();
+    shape[0] = range.len;
+    let slices = (0..range.len).map(|i| turned.narrowed(0, range.start - i * step, 1, 1));
+    let tensor = if is_float(x.dtype) {
+        let mut values = cx.pool.take(crate::tensor::count(&shape));
+        let size = values.len() / range.len.max(1);
+        for (slice, out) in slices.zip(values.chunks_mut(size.max(1))) {
+            slice.copy_to(cx.isa, out)?;
+        }
+        Tensor::floats(x.dtype, shape, values)
+    } else if let Data::Bool(_) = x.data {
+        let all = slices.map(|s| s.bool_values()).collect::<Result<Vec<_>, _>>()?;
+        Tensor::bools(shape, all.concat())
+    } else {
+        let all = slices.map(|s| s.int_values()).collect::<Result<Vec<_>, _>>()?;
+        Tensor::ints(x.dtype, shape, all.concat())
+    };
+    Ok(tensor.permuted(&order))
+}

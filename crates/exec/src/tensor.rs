@@ -1,0 +1,410 @@
+//! Values while a program runs.
+//!
+//! A tensor is a view: shape and strides (in elements, never negative) over shared data, so that transposing,
+//! slicing, splitting and reshaping mostly cost nothing. Float values are computed and kept as `f32`; those whose
+//! type is fp16 have been rounded to fp16. Constants stay fp16 where they are, in the mapped weight file.
+
+use std::sync::Arc;
+
+use half::f16;
+use kvbaton_kernels::rows::{self, Isa, Source};
+use kvbaton_mil::Package;
+use kvbaton_mil::program::{BlobRef, Constant, ConstantData, DataType};
+use rayon::prelude::*;
+
+use crate::memory::{FloatBuf, Pool};
+
+/// What the values of a tensor are stored as.
+#[derive(Clone, Debug)]
+pub(crate) enum Data {
+    /// Float values.
+    Float(Arc<FloatBuf>),
+    /// fp16 or fp32 constants in a weight file.
+    Weights(Weights),
+    /// fp16 values decompressed from a constant.
+    Half(Arc<Vec<f16>>),
+    /// Integers of up to 32 bits (unsigned 32-bit values wrap).
+    Int(Arc<Vec<i32>>),
+    /// Truth values.
+    Bool(Arc<Vec<bool>>),
+}
+
+/// A float constant in one of the package's mapped files.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    package: Arc<Package>,
+    blob: BlobRef,
+    half: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: DataType,
+    pub(crate) shape: Vec<usize>,
+    /// Elements from one index to the next, for each dimension; 0 repeats.
+    pub(crate) strides: Vec<usize>,
+    /// The element that all indices 0 name.
+    pub(crate) offset: usize,
+    pub(crate) data: Data,
+}
+
+/// What evaluation may use.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    pub(crate) isa: Isa,
+    pub(crate) pool: Arc<Pool>,
+}
+
+pub(crate) fn count(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+pub(crate) fn packed_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i];
+    }
+    strides
+}
+
+/// Whether elements of this type are computed as floats.
+pub(crate) fn is_float(dtype: DataType) -> bool {
+    matches!(dtype, DataType::Float16 | DataType::Float32)
+}
+
+/// Little-endian integers or truth values, `None` for types of other kinds or widths.
+pub(crate) fn integers(dtype: DataType, bytes: &[u8]) -> Option<Vec<i32>> {
+    Some(match dtype {
+        DataType::Bool | DataType::UInt8 => bytes.iter().map(|b| i32::from(*b)).collect(),
+        #[expect(clippy::cast_possible_wrap, reason = "the byte is an i8")]
+        DataType::Int8 => bytes.iter().map(|b| i32::from(*b as i8)).collect(),
+        DataType::Int16 => bytes.as_chunks().0.iter().map(|b| i32::from(i16::from_le_bytes(*b))).collect(),
+        DataType::UInt16 => bytes.as_chunks().0.iter().map(|b| i32::from(u16::from_le_bytes(*b))).collect(),
+        DataType::Int32 | DataType::UInt32 => {
+            bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect()
+        }
+        _ => return None,
+    })
+}
+
+impl Tensor {
+    pub(crate) fn new(dtype: DataType, shape: Vec<usize>, data: Data) -> Tensor {
+        Tensor { dtype, strides: packed_strides(&shape), shape, offset: 0, data }
+    }
+
+    pub(crate) fn floats(dtype: DataType, shape: Vec<usize>, values: FloatBuf) -> Tensor {
+        debug_assert_eq!(count(&shape), values.len(), "as many values as the shape says");
+        Tensor::new(dtype, shape, Data::Float(Arc::new(values)))
+    }
+
+    pub(crate) fn ints(dtype: DataType, shape: Vec<usize>, values: Vec<i32>) -> Tensor {
+        Tensor::new(dtype, shape, Data::Int(Arc::new(values)))
+    }
+
+    pub(crate) fn bools(shape: Vec<usize>, values: Vec<bool>) -> Tensor {
+        Tensor::new(DataType::Bool, shape, Data::Bool(Arc::new(values)))
+    }
+
+    /// A constant of the package; `None` when its type is not handled.
+    pub(crate) fn constant(package: &Arc<Package>, constant: &Constant) -> Option<Tensor> {
+        let shape = constant.ty.fixed_shape()?;
+        let dtype = constant.ty.dtype;
+        let bytes = package.constant_bytes(constant)?;
+        let data = match (dtype, &constant.data) {
+            (DataType::Float16, ConstantData::Blob(blob)) if rows::as_halves(bytes).is_some() => {
+                Data::Weights(Weights { package: Arc::clone(package), blob: *blob, half: true })
+            }
+            (DataType::Float32, ConstantData::Blob(blob)) if rows::as_singles(bytes).is_some() => {
+                Data::Weights(Weights { package: Arc::clone(package), blob: *blob, half: false })
+            }
+            (DataType::Float16, _) => Data::Float(Arc::new(FloatBuf::owned(
+                bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+            ))),
+            (DataType::Float32, _) => Data::Float(Arc::new(FloatBuf::owned(
+                bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            ))),
+            (DataType::Bool, _) => Data::Bool(Arc::new(bytes.iter().map(|b| *b != 0).collect())),
+            _ => Data::Int(Arc::new(integers(dtype, bytes)?)),
+        };
+        Some(Tensor::new(dtype, shape, data))
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        count(&self.shape)
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The stored float values, all of them, whatever this view shows.
+    ///
+    /// # Errors
+    ///
+    /// When the tensor does not hold floats.
+    pub(crate) fn source(&self) -> Result<Source<'_>, String> {
+        match &self.data {
+            Data::Float(values) => Ok(Source::Singles(values)),
+            Data::Half(values) => Ok(Source::Halves(values)),
+            Data::Weights(w) => {
+                let bytes = w.package.blob_bytes(w.blob);
+                let aligned = "alignment checked in Tensor::constant";
+                Ok(if w.half {
+                    Source::Halves(rows::as_halves(bytes).expect(aligned))
+                } else {
+                    Source::Singles(rows::as_singles(bytes).expect(aligned))
+                })
+            }
+            Data::Int(_) | Data::Bool(_) => Err(format!("a {} tensor where floats are needed", self.dtype)),
+        }
+    }
+
+    /// Whether the view shows its elements one after the other.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.is_packed_from(0)
+    }
+
+    /// Whether dimensions `from..` show their elements one after the other.
+    pub(crate) fn is_packed_from(&self, from: usize) -> bool {
+        let mut expected = 1;
+        for (d, s) in self.shape.iter().zip(&self.strides).skip(from).rev() {
+            if *d != 1 && *s != expected {
+                return false;
+            }
+            expected *= d;
+        }
+        true
+    }
+
+    /// The view's float values in order, if they are stored so as `f32`.
+    pub(crate) fn packed_singles(&self) -> Option<&[f32]> {
+        match self.source() {
+            Ok(Source::Singles(values)) if self.is_packed() => {
+                Some(&values[self.offset..self.offset + self.count()])
+            }
+            _ => None,
+        }
+    }
+
+    /// The same values as `f32`, one after the other; copies when they are not.
+    pub(crate) fn to_packed(&self, cx: &Context) -> Result<Tensor, String> {
+        if self.packed_singles().is_some() || (!is_float(self.dtype) && self.is_packed()) {
+            return Ok(self.clone());
+        }
+        match &self.data {
+            Data::Int(v) => {
+                let values = self.indices().map(|i| v[i]).collect();
+                Ok(Tensor::ints(self.dtype, self.shape.clone(), values))
+            }
+            Data::Bool(v) => Ok(Tensor::bools(self.shape.clone(), self.indices().map(|i| v[i]).collect())),
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) => {
+                let mut values = cx.pool.take(self.count());
+                self.copy_to(cx.isa, &mut values)?;
+                Ok(Tensor::floats(self.dtype, self.shape.clone(), values))
+            }
+        }
+    }
+
+    /// Stored positions of the view's elements, in order.
+    pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
+        let mut index = vec![0usize; self.rank()];
+        let mut at = self.offset;
+        (0..self.count()).map(move |_| {
+            let here = at;
+            for d in (0..index.len()).rev() {
+                index[d] += 1;
+                at += self.strides[d];
+                if index[d] < self.shape[d] {
+                    break;
+                }
+                at -= self.strides[d] * self.shape[d];
+                index[d] = 0;
+            }
+            here
+        })
+    }
+
+    /// Writes the view's float values to `out` in order.
+    pub(crate) fn copy_to(&self, isa: Isa, out: &mut [f32]) -> Result<(), String> {
+        let source = self.source()?;
+        // The longest inner part that is stored in one piece.
+        let mut from = self.rank();
+        while from > 0 && self.is_packed_from(from - 1) {
+            from -= 1;
+        }
+        let run = count(&self.shape[from..]);
+        if run == 0 || out.is_empty() {
+            return Ok(());
+        }
+        let outer = RowOffsets::new(&self.shape[..from], &self.strides[..from], self.offset);
+        let runs = (COPY_CHUNK / run).max(1);
+        out.par_chunks_mut(runs * run).enumerate().for_each(|(c, out)| {
+            for (i, out) in out.chunks_mut(run).enumerate() {
+                let at = outer.get(c * runs + i);
+                match source {
+                    Source::Singles(v) => out.copy_from_slice(&v[at..at + run]),
+                    Source::Halves(v) => rows::widen(isa, &v[at..at + run], out),
+                    Source::Scalar(_) | Source::Destination => {}
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// The same values in another shape of as many elements; copies only when strides forbid a view.
+    pub(crate) fn reshaped(&self, cx: &Context, shape: &[usize]) -> Result<Tensor, String> {
+        if count(shape) != self.count() {
+            return Err(format!("cannot reshape {:?} to {shape:?}", self.shape));
+        }
+        if let Some(strides) = reshaped_strides(&self.shape, &self.strides, shape) {
+            return Ok(Tensor { shape: shape.to_vec(), strides, ..self.clone() });
+        }
+        let packed = self.to_packed(cx)?;
+        Ok(Tensor { shape: shape.to_vec(), strides: packed_strides(shape), ..packed })
+    }
+
+    /// The view with its dimensions reordered.
+    pub(crate) fn permuted(&self, order: &[usize]) -> Tensor {
+        Tensor {
+            shape: order.iter().map(|d| self.shape[*d]).collect(),
+            strides: order.iter().map(|d| self.strides[*d]).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// `len` indices of dimension `d` from `start` on, each `step`-th.
+    pub(crate) fn narrowed(&self, d: usize, start: usize, len: usize, step: usize) -> Tensor {
+        let mut view = self.clone();
+        view.offset += if len == 0 { 0 } else { start * self.strides[d] };
+        view.shape[d] = len;
+        view.strides[d] *= step;
+        view
+    }
+
+    /// The view repeated along dimensions of size 1, and with new outer dimensions, to `shape`.
+    pub(crate) fn broadcast(&self, shape: &[usize]) -> Result<Tensor, String> {
+        let new = shape.len().checked_sub(self.rank());
+        let fits = new.is_some_and(|n| self.shape.iter().zip(&shape[n..]).all(|(a, b)| a == b || *a == 1));
+        let Some(new) = new.filter(|_| fits) else {
+            return Err(format!("cannot broadcast {:?} to {shape:?}", self.shape));
+        };
+        let mut strides = vec![0; new];
+        strides.extend(self.shape.iter().zip(&self.strides).map(|(d, s)| if *d == 1 { 0 } else { *s }));
+        Ok(Tensor { shape: shape.to_vec(), strides, ..self.clone() })
+    }
+
+    /// Integers in order.
+    pub(crate) fn int_values(&self) -> Result<Vec<i32>, String> {
+        match &self.data {
+            Data::Int(v) => Ok(self.indices().map(|i| v[i]).collect()),
+            _ => Err(format!("a {} tensor where integers are needed", self.dtype)),
+        }
+    }
+
+    /// Truth values in order.
+    pub(crate) fn bool_values(&self) -> Result<Vec<bool>, String> {
+        match &self.data {
+            Data::Bool(v) => Ok(self.indices().map(|i| v[i]).collect()),
+            _ => Err(format!("a {} tensor where truth values are needed", self.dtype)),
+        }
+    }
+
+    /// The float values in order, as a vector: for small operands.
+    pub(crate) fn float_values(&self, isa: Isa) -> Result<Vec<f32>, String> {
+        let mut values = vec![0.0; self.count()];
+        self.copy_to(isa, &mut values)?;
+        Ok(values)
+    }
+}
+
+/// Values a thread copies before the next task may be taken by another.
+const COPY_CHUNK: usize = 1 << 14;
+
+/// Strides that show `shape` in place of `old`, if there are any.
+fn reshaped_strides(old: &[usize], old_strides: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
+    // Dimensions of size 1 have no say.
+    let dims: Vec<(usize, usize)> =
+        old.iter().zip(old_strides).filter(|(d, _)| **d != 1).map(|(d, s)| (*d, *s)).collect();
+    if count(old) == 0 {
+        return Some(packed_strides(shape));
+    }
+    let mut strides = vec![1; shape.len()];
+    let (mut i, mut j) = (0, 0);
+    while j < shape.len() {
+        if shape[j] == 1 {
+            j += 1;
+            continue;
+        }
+        // Groups of old and new dimensions with as many elements.
+        let (i0, j0) = (i, j);
+        let (mut have, mut want) = (dims[i].0, shape[j]);
+        i += 1;
+        j += 1;
+        while have != want {
+            if have < want {
+                have *= dims[i].0;
+                i += 1;
+            } else {
+                want *= shape[j];
+                j += 1;
+            }
+        }
+        // The old group must be one run with one stride.
+        for g in i0..i - 1 {
+            if dims[g].1 != dims[g + 1].0 * dims[g + 1].1 {
+                return None;
+            }
+        }
+        let mut stride = dims[i - 1].1;
+        for g in (j0..j).rev() {
+            strides[g] = stride;
+            stride *= shape[g];
+        }
+    }
+    Some(strides)
+}
+
+/// Stored positions of the rows of a view: its outer dimensions, merged where that is possible.
+#[derive(Clone, Debug)]
+pub(crate) struct RowOffsets {
+    /// Size and stride, innermost first.
+    dims: Vec<(usize, usize)>,
+    offset: usize,
+}
+
+impl RowOffsets {
+    pub(crate) fn new(shape: &[usize], strides: &[usize], offset: usize) -> RowOffsets {
+        let mut dims: Vec<(usize, usize)> = Vec::new();
+        for (d, s) in shape.iter().zip(strides).rev().filter(|(d, _)| **d != 1) {
+            match dims.last_mut() {
+                Some((size, stride)) if *size * *stride == *s => *size *= d,
+                _ => dims.push((*d, *s)),
+            }
+        }
+        RowOffsets { dims, offset }
+    }
+
+    pub(crate) fn get(&self, row: usize) -> usize {
+        match self.dims.as_slice() {
+            [] => self.offset,
+            [(_, stride)] => self.offset + row * stride,
+            dims => {
+                let (mut at, mut rest) = (self.offset, row);
+                for (size, stride) in dims {
+                    at += rest % size * stride;
+                    rest /= size;
+                }
+                at
+            }
+        }
+    }
+
+    /// The distance of consecutive rows, if it is the same throughout.
+    pub(crate) fn stride(&self) -> Option<usize> {
+        match self.dims.as_slice() {
+            [] => Some(0),
+            [(_, stride)] => Some(*stride),
+            _ => None,
+        }
+    }
+}

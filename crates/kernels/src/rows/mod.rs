@@ -1,0 +1,117 @@
+//! Row passes and matrix products: the arithmetic of the executor.
+//!
+//! Every kernel computes in `f32` and, where asked to (`half`), rounds its result to the nearest fp16 value
+//! (ties to even), kept as `f32`. Bodies are written once over sixteen [lanes](lanes) and compiled for each
+//! instruction set; [`Isa`] picks one at run time. All instruction sets give the same bits.
+//!
+//! Nothing here knows about tensors, shapes of more than two dimensions or MIL: that is `kvbaton-exec`.
+
+mod arch;
+mod elementwise;
+mod lanes;
+mod matmul;
+mod reduce;
+
+pub use elementwise::{Binary, Source, Table, Unary, binary, narrow, unary, widen};
+pub use matmul::{Matrix, Panels, Product, multiply};
+pub use reduce::{Reduction, layer_norm, reduce, softmax};
+
+use half::f16;
+use lanes::Kernel;
+
+/// An instruction set that this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(Set);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
+    Portable(arch::portable::Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(arch::x86_64::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(arch::x86_64::Avx512),
+}
+
+impl Isa {
+    /// The fastest one this CPU has.
+    pub fn best() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(set) = arch::x86_64::Avx512::new() {
+                return Isa(Set::Avx512(set));
+            }
+            if let Some(set) = arch::x86_64::Avx2::new() {
+                return Isa(Set::Avx2(set));
+            }
+        }
+        Isa::portable()
+    }
+
+    /// Plain Rust, which every CPU runs.
+    pub fn portable() -> Isa {
+        Isa(Set::Portable(arch::portable::Portable))
+    }
+
+    /// All that this CPU has, the portable one first: for tests and benches.
+    pub fn available() -> Vec<Isa> {
+        let mut all = vec![Isa::portable()];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(arch::x86_64::Avx2::new().map(|set| Isa(Set::Avx2(set))));
+            all.extend(arch::x86_64::Avx512::new().map(|set| Isa(Set::Avx512(set))));
+        }
+        all
+    }
+
+    /// Its name: `portable`, `avx2`, `avx512`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Set::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => "avx512",
+        }
+    }
+
+    /// Runs `kernel` compiled for this instruction set.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
+        match self.0 {
+            Set::Portable(l) => kernel.run(l),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(l) => l.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(l) => l.run(kernel),
+        }
+    }
+}
+
+/// `bytes` as fp16 values in this machine's byte order, or `None` when they are not aligned to two bytes or
+/// their number is odd.
+pub fn as_halves(bytes: &[u8]) -> Option<&[f16]> {
+    // SAFETY: every bit pattern is an `f16`.
+    match unsafe { bytes.align_to::<f16>() } {
+        ([], halves, []) => Some(halves),
+        _ => None,
+    }
+}
+
+/// `bytes` as `f32` values in this machine's byte order, or `None` when they are not aligned to four bytes or
+/// their number is no multiple of four.
+pub fn as_singles(bytes: &[u8]) -> Option<&[f32]> {
+    // SAFETY: every bit pattern is an `f32`.
+    match unsafe { bytes.align_to::<f32>() } {
+        ([], singles, []) => Some(singles),
+        _ => None,
+    }
+}
+
+/// `bytes` as fp16 values to write, under the same conditions as [`as_halves`].
+pub fn as_halves_mut(bytes: &mut [u8]) -> Option<&mut [f16]> {
+    // SAFETY: every bit pattern is an `f16`, and every `f16` is two valid bytes.
+    match unsafe { bytes.align_to_mut::<f16>() } {
+        ([], halves, []) => Some(halves),
+        _ => None,
+    }
+}

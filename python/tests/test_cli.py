@@ -1,0 +1,327 @@
+"""The command line, in processes of its own: documents, streams, exit codes, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from conftest import Run
+from kvbaton._export import export
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model folder and its package, functions of 8 and 32 tokens."""
+    parent = tmp_path_factory.mktemp("cli")
+    folder = tiny_models.build("llama_tied", parent)
+    export(folder, parent / "tiny.mlpackage", buckets=(8, 32))
+    return folder, parent / "tiny.mlpackage"
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    file = tmp_path / "ids.json"
+    file.write_text(json.dumps(IDS))
+    return file
+
+
+def error(finished: Any, kind: str, code: int = 2) -> dict[str, Any]:
+    """The one error of a ``--json`` run."""
+    assert finished.code == code, finished.stderr
+    document = finished.json()["error"]
+    assert document["kind"] == kind, document
+    assert "\n" not in document["message"]
+    assert "Traceback" not in finished.stderr
+    return dict(document)
+
+
+def run_tiny(cli: Run, tiny: tuple[Path, Path], *more: str | Path) -> Any:
+    folder, package = tiny
+    return cli("run", "--prefill", package, "--decode", folder, *more)
+
+
+def test_run_reports_under_the_documented_names(kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path) -> None:
+    more = ("--prompt-tokens", ids, "--max-tokens", "5", "--dtype", "float32", "--json")
+    report = run_tiny(kvbaton_cli, tiny, *more).json()
+    assert report["prompt_tokens"] == len(IDS)
+    assert report["handed_off_tokens"] == len(IDS) - 1
+    assert report["remaining_tokens"] == IDS[-1:]
+    assert 1 <= len(report["tokens"]) <= 5
+    assert set(report["prefill"]) >= {"engine", "seconds", "tokens_per_second"}
+    handoff = report["handoff"]
+    assert handoff["path"] == "convert"  # the package's cache is float16
+    assert handoff["bytes"] == 3 * 2 * 2 * 7 * 16 * 4
+    assert handoff["first_step_copied_bytes"] == 0
+    assert handoff["exposed_seconds"] == handoff["seconds"] >= handoff["copy_seconds"] > 0
+    assert handoff["memcpy_ratio"] > 0
+    assert set(handoff) >= {"copies", "gigabytes_per_second"}
+    assert set(report["decode"]) >= {"engine", "seconds", "tokens_per_second"}
+    assert report["time_to_first_token_seconds"] >= report["prefill"]["seconds"] + handoff["seconds"]
+
+
+def test_text_goes_to_stdout_and_the_table_to_stderr(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path
+) -> None:
+    done = run_tiny(kvbaton_cli, tiny, "--prompt-tokens", ids, "--max-tokens", "3")
+    assert done.code == 0
+    for row in ("prefill", "hand-off", "first decode step", "decode", "time to first token"):
+        assert row in done.stderr
+        assert row not in done.stdout
+    assert "of memcpy" in done.stderr
+
+
+def test_a_prompt_of_one_token_skips_prefill(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    more = ("--prompt-tokens", "-", "--max-tokens", "3", "--json")
+    folder, package = tiny
+    report = kvbaton_cli("run", "--prefill", package, "--decode", folder, *more, stdin="7").json()
+    assert report["prefill"] is None
+    assert (report["handed_off_tokens"], report["remaining_tokens"]) == (0, [7])
+    assert report["handoff"]["bytes"] == 0
+    assert report["handoff"]["memcpy_ratio"] is None
+
+
+def test_a_prompt_may_be_one_token_longer_than_the_longest_function(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "ids"
+    file.write_text(" ".join(["5"] * 33))
+    done = run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--max-tokens", "1", "--json")
+    assert done.json()["handed_off_tokens"] == 32
+    file.write_text(" ".join(["5"] * 34))
+    refused = error(run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--json"), "prompt_too_long")
+    assert "34 tokens" in refused["message"]
+    assert "33" in refused["message"]
+
+
+def test_an_empty_prompt_is_refused(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "ids"
+    file.write_text("[]")
+    error(run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--json"), "empty_prompt")
+
+
+def test_ids_that_are_no_numbers_are_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "ids"
+    file.write_text("1 two 3")
+    assert (
+        "`two`" in error(run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--json"), "usage")["message"]
+    )
+
+
+def test_a_token_outside_the_vocabulary_is_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "ids"
+    file.write_text(f"1 {tiny_models.VOCAB} 3")
+    refused = error(run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--json"), "usage")
+    assert refused["fields"]["token"] == tiny_models.VOCAB
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("llama_no_groups", "kv_heads"), ("llama_linear_rope", "rope"), ("llama_untied", "weights_digest")],
+)
+def test_a_model_that_is_not_the_packages_is_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path, name: str, field: str
+) -> None:
+    other = tiny_models.build(name, tmp_path)
+    done = kvbaton_cli("run", "--prefill", tiny[1], "--decode", other, "--prompt-tokens", ids, "--json")
+    refused = error(done, "incompatible")
+    assert refused["fields"]["field"] == field
+    assert refused["fields"]["package"] in refused["message"]
+    assert refused["fields"]["model"] in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "field"),
+    [("vocab_size", 256, "vocab_size"), ("num_hidden_layers", 2, "layers"), ("head_dim", 32, "head_dim")],
+)
+def test_a_changed_config_is_refused_by_its_field(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path, entry: str, value: int, field: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny[0], other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, entry: value}))
+    done = kvbaton_cli("run", "--prefill", tiny[1], "--decode", other, "--prompt-tokens", ids, "--json")
+    assert error(done, "incompatible")["fields"]["field"] == field
+
+
+def test_other_weights_run_when_that_is_allowed_or_explained(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny[0], other)
+    _change_one_weight(other)
+    run = (
+        "run",
+        "--prefill",
+        tiny[1],
+        "--decode",
+        other,
+        "--prompt-tokens",
+        ids,
+        "--max-tokens",
+        "1",
+        "--json",
+    )
+    assert error(kvbaton_cli(*run), "incompatible")["fields"]["field"] == "weights_digest"
+    allowed = kvbaton_cli(*run, "--allow-different", "weights").json()
+    assert allowed["allowed_different"] == ["weights"]
+    assert kvbaton_cli(*run, "--source-model", tiny[0]).code == 0
+    assert (
+        error(kvbaton_cli(*run, "--source-model", other), "incompatible")["fields"]["field"]
+        == "weights_digest"
+    )
+
+
+def _change_one_weight(folder: Path) -> None:
+    file = next(folder.glob("model*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def test_a_model_folder_without_config_is_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    done = kvbaton_cli("run", "--prefill", tiny[1], "--decode", tmp_path, "--prompt-tokens", ids, "--json")
+    assert "config.json" in error(done, "model")["message"]
+
+
+def test_a_folder_that_is_no_package_is_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    done = kvbaton_cli("run", "--prefill", tmp_path, "--decode", tiny[0], "--prompt-tokens", ids, "--json")
+    assert str(tmp_path) in error(done, "package")["message"]
+
+
+def broken(tiny: tuple[Path, Path], parent: Path, file: str, change: Any) -> Path:
+    """The tiny package with one file changed."""
+    package = parent / "broken.mlpackage"
+    shutil.copytree(tiny[1], package)
+    path = next(package.rglob(file))
+    path.write_bytes(change(path.read_bytes()))
+    return package
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("weight.bin", lambda data: data[: len(data) // 2]),
+        ("Manifest.json", lambda data: data[:-20]),
+        ("model.mlmodel", lambda data: b"\xff" * 40 + data),
+    ],
+)
+def test_a_damaged_package_is_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path, file: str, change: Any
+) -> None:
+    package = broken(tiny, tmp_path, file, change)
+    done = kvbaton_cli("run", "--prefill", package, "--decode", tiny[0], "--prompt-tokens", ids, "--json")
+    assert file in error(done, "package")["message"]
+
+
+def test_an_unknown_op_is_named_when_the_package_is_loaded(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    package = broken(
+        tiny, tmp_path, "model.mlmodel", lambda data: data.replace(b"\x0a\x04silu", b"\x0a\x04sulu")
+    )
+    done = kvbaton_cli("run", "--prefill", package, "--decode", tiny[0], "--prompt-tokens", ids, "--json")
+    message = error(done, "program")["message"]
+    assert "sulu" in message
+    assert "prefill_8" in message
+
+
+def test_inspect_reads_a_package_made_by_coremltools_alone(kvbaton_cli: Run, tmp_path: Path) -> None:
+    import coremltools as ct
+    import numpy as np
+    from coremltools.converters.mil import Builder as mb
+
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec(shape=(1, 8)),
+            mb.StateTensorSpec((1, 2, 6, 8), dtype=ct.converters.mil.mil.types.fp16),
+        ],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Any, k_cache: Any) -> Any:
+        held = mb.read_state(input=k_cache)
+        y = mb.pow(x=mb.cast(x=x, dtype="fp16"), y=np.float16(2))
+        return mb.add(x=mb.reduce_sum(x=held, axes=[0, 1, 2]), y=y, name="logits")
+
+    model = ct.convert(
+        program,
+        minimum_deployment_target=ct.target.iOS18,
+        compute_precision=ct.precision.FLOAT32,
+        skip_model_load=True,
+    )
+    model.save(str(tmp_path / "made.mlpackage"))
+    inspection = kvbaton_cli("inspect", tmp_path / "made.mlpackage", "--json").json()
+    assert inspection["kind"] == "mlpackage"
+    (function,) = inspection["functions"]
+    assert [f["name"] for f in function["states"]] == ["k_cache"]
+    assert function["operations"]["pow"] == 1
+    rules = {w["rule"] for w in inspection["warnings"]}
+    assert {"pow", "state_width", "state_power_of_two"} <= rules, rules
+    assert all(w["source"] and w["where"] for w in inspection["warnings"])
+
+
+def test_export_refuses_to_replace_without_force(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    before = (tiny[1] / "Manifest.json").read_bytes()
+    assert str(tiny[1]) in error(kvbaton_cli("export", *tiny, "--buckets", "8", "--json"), "usage")["message"]
+    assert (tiny[1] / "Manifest.json").read_bytes() == before
+
+
+def test_export_writes_and_reports(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out.mlpackage"
+    report = kvbaton_cli(
+        "export", tiny[0], out, "--buckets", "4,12", "--kv-outputs", "per-layer", "--json"
+    ).json()
+    assert report["buckets"] == [4, 12]
+    assert out.is_dir()
+    names = {o["name"] for o in kvbaton_cli("inspect", out, "--json").json()["functions"][0]["outputs"]}
+    assert {"logits", "key_cache_0", "value_cache_2"} <= names
+
+
+def test_export_names_an_architecture_it_does_not_know(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny[0], other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    refused = error(kvbaton_cli("export", other, tmp_path / "o.mlpackage", "--json"), "model")
+    assert "mamba" in refused["message"]
+
+
+def test_bench_prefill_reports_under_the_documented_names(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    document = kvbaton_cli("bench", "prefill", tiny[1], "--tokens", "20", "--repeats", "2", "--json").json()
+    (row,) = document["rows"]
+    assert set(row) >= {
+        "engine", "dtype", "package", "function", "tokens", "threads", "seconds", "tokens_per_second",
+        "peak_bytes",
+    }  # fmt: skip
+    assert row["function"] == "prefill_32"
+    assert row["seconds"]["min"] <= row["seconds"]["median"] <= row["seconds"]["max"]
+
+
+def test_bench_prefill_compares_with_mlx(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    done = kvbaton_cli("bench", "prefill", tiny[1], "--tokens", "20", "--compare", tiny[0], "--json")
+    rows = done.json()["rows"]
+    assert [(r["engine"], r["dtype"]) for r in rows[:3]] == [
+        ("cpu", "float16"), ("mlx-cpu", "float16"), ("mlx-cpu", "float32")
+    ]  # fmt: skip
+
+
+def test_bench_handoff_takes_a_models_config(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    shape = tiny[0] / "config.json"
+    done = kvbaton_cli("bench", "handoff", "--shape", shape, "--context", "64", "--repeats", "1", "--json")
+    assert done.json()["rows"][0]["bytes"] == 3 * 2 * 2 * 48 * 16 * 2

@@ -1,0 +1,247 @@
+"""The exported program: its functions, ops and outputs, and what the package declares about them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from export_helpers import DIGEST, TinyModel, small_export
+from kvbaton._export import read_model_spec
+from kvbaton._export.layout import kv_groups
+
+pytest.importorskip("coremltools")
+from coremltools.models.utils import load_spec
+
+FLOAT16, INT32 = 65552, 131104
+
+
+def features(description: Any) -> dict[str, tuple[int, list[int]]]:
+    return {f.name: (f.type.multiArrayType.dataType, list(f.type.multiArrayType.shape)) for f in description}
+
+
+def functions(spec: Any) -> dict[str, Any]:
+    """Name to the block of the only opset."""
+    found = {}
+    for name, function in spec.mlProgram.functions.items():
+        assert list(function.block_specializations) == ["CoreML8"]
+        found[name] = function.block_specializations["CoreML8"]
+    return found
+
+
+# --- structure -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(tiny_models.CONFIGS))
+def test_every_architecture_exports_with_declared_shapes(
+    name: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    config = tiny_models.CONFIGS[name]
+    report = small_export(tiny_model(name), tmp_path / "m.mlpackage")
+    assert report.functions == ("prefill_8", "prefill_16")
+    spec = load_spec(str(report.path))
+    assert spec.specificationVersion == 9
+    assert spec.description.defaultFunctionName == "prefill_8"
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    for description, rows in zip(spec.description.functions, (8, 16), strict=True):
+        assert description.name == f"prefill_{rows}"
+        assert features(description.input) == {"input_ids": (INT32, [1, rows]), "last_index": (INT32, [1])}
+        cache = [3, config["num_key_value_heads"], rows, head_dim]
+        assert features(description.output) == {
+            "logits": (FLOAT16, [1, 512]),
+            "key_cache": (FLOAT16, cache),
+            "value_cache": (FLOAT16, cache),
+        }
+
+
+def test_ops_are_the_planned_ones(tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model("qwen3"), tmp_path / "m.mlpackage")
+    for block in functions(load_spec(str(tmp_path / "m.mlpackage"))).values():
+        count = Counter(op.type for op in block.operations)
+        layers = 3
+        assert count["softmax"] == count["silu"] == layers
+        assert count["matmul"] == 2 * layers
+        assert count["layer_norm"] == 4 * layers + 1  # block norms, q and k norms, the last one
+        assert count["linear"] == 7 * layers + 1
+        assert count["gather"] == 3  # embeddings; residual and attention of the last row
+        assert set(count) == {
+            "const", "gather", "mul", "add", "concat", "split", "layer_norm", "linear", "reshape",
+            "transpose", "tile", "matmul", "softmax", "silu",
+        }  # fmt: skip
+        ranks = [
+            len(output.type.tensorType.dimensions)
+            for op in block.operations
+            if op.type != "const"
+            for output in op.outputs
+        ]
+        assert max(ranks) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "chain"),
+    [
+        ("llama_tied", ["matmul", "mul", "add", "softmax", "matmul"]),
+        ("qwen2", ["mul", "matmul", "add", "softmax", "matmul"]),
+    ],
+)
+def test_attention_is_a_recognisable_chain(
+    name: str, chain: list[str], tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    small_export(tiny_model(name), tmp_path / "m.mlpackage", buckets=(8,))
+    (block,) = functions(load_spec(str(tmp_path / "m.mlpackage"))).values()
+    producer = {output.name: op for op in block.operations for output in op.outputs}
+    for last in [op for op in block.operations if op.type == "softmax"]:
+        (after,) = [
+            o for o in block.operations if last.outputs[0].name in _names(o, "x") and o.type == "matmul"
+        ]
+        seen, op = [after.type, "softmax"], last
+        while len(seen) < len(chain):
+            op = producer[_names(op, "x")[0]]
+            seen.append(op.type)
+        assert seen[::-1] == chain
+
+
+def _names(op: Any, argument: str) -> list[str]:
+    return [a.name for a in op.inputs[argument].arguments] if argument in op.inputs else []
+
+
+def test_mask_is_stored_once_for_all_heads(tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", buckets=(16,))
+    (block,) = functions(load_spec(str(tmp_path / "m.mlpackage"))).values()
+    sizes = [
+        [d.constant.size for d in op.outputs[0].type.tensorType.dimensions]
+        for op in block.operations
+        if op.outputs and op.outputs[0].name == "causal_mask"
+    ]
+    assert sizes == [[1, 1, 16, 16]]
+
+
+def test_functions_share_their_weights(tiny_model: TinyModel, tmp_path: Path) -> None:
+    one = small_export(tiny_model("llama_untied"), tmp_path / "one.mlpackage", buckets=(16,))
+    two = small_export(tiny_model("llama_untied"), tmp_path / "two.mlpackage", buckets=(15, 16))
+    parameters = sum(np.prod(s) for s in tiny_models.shapes(tiny_models.CONFIGS["llama_untied"]).values())
+    weight_file = Path("Data/com.apple.CoreML/weights/weight.bin")
+    sizes = [(report.path / weight_file).stat().st_size for report in (one, two)]
+    assert sizes[0] >= 2 * parameters
+    # The second function adds its rotary tables and mask alone.
+    assert sizes[1] - sizes[0] < 4096
+
+
+@pytest.mark.parametrize("kv_outputs", ["stacked", "grouped", "per-layer"])
+def test_cache_outputs_follow_the_flag(kv_outputs: Any, tiny_model: TinyModel, tmp_path: Path) -> None:
+    # 2 KV heads * 256 rows * 3 layers fit into one group; the limit itself is tested on kv_groups.
+    report = small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", kv_outputs=kv_outputs)
+    spec = load_spec(str(report.path))
+    found = {
+        name: shape
+        for name, (_, shape) in features(spec.description.functions[1].output).items()
+        if name != "logits"
+    }
+    assert tuple(sorted(found)) == tuple(sorted(report.cache_outputs))
+    expected = {
+        "stacked": {f"{part}_cache": [3, 2, 16, 16] for part in ("key", "value")},
+        "grouped": {f"{part}_cache_0": [3, 2, 16, 16] for part in ("key", "value")},
+        "per-layer": {f"{part}_cache_{i}": [1, 2, 16, 16] for part in ("key", "value") for i in range(3)},
+    }
+    assert found == expected[kv_outputs]
+
+
+@pytest.mark.parametrize(
+    ("layers", "kv_heads", "rows", "sizes"),
+    [
+        (30, 3, 512, [10, 10, 10]),  # SmolLM2: 10 * 3 * 512 = 15,360 rows
+        (28, 8, 512, [4] * 7),  # Qwen3-0.6B: exactly 16,384 rows
+        (5, 8, 512, [4, 1]),
+        (3, 8, 4096, [1, 1, 1]),  # one layer alone is above the limit
+    ],
+)
+def test_groups_stay_within_a_surface(layers: int, kv_heads: int, rows: int, sizes: list[int]) -> None:
+    groups = kv_groups("grouped", layers, kv_heads, rows)
+    assert [len(group.layers) for group in groups] == sizes
+    assert [layer for group in groups for layer in group.layers] == list(range(layers))
+
+
+def test_grouping_splits_the_outputs_of_all_functions_alike(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbaton._export.layout.SURFACE_ROWS", 2 * 2 * 16)
+    report = small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", kv_outputs="grouped")
+    spec = load_spec(str(report.path))
+    for description, rows in zip(spec.description.functions, (8, 16), strict=True):
+        shapes = features(description.output)
+        assert shapes["key_cache_0"][1] == [2, 2, rows, 16]
+        assert shapes["value_cache_1"][1] == [1, 2, rows, 16]
+    layout = tomllib.loads(spec.description.metadata.userDefined["kvbaton.layout"])
+    assert [(t["name"], t["layers"]) for t in layout["tensor"]] == [
+        ("key_cache_0", [0, 1]),
+        ("value_cache_0", [0, 1]),
+        ("key_cache_1", [2]),
+        ("value_cache_1", [2]),
+    ]
+
+
+# --- metadata --------------------------------------------------------------------------------------------
+
+
+def test_metadata_describes_model_and_layout(tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model("llama3_rope"), tmp_path / "m.mlpackage")
+    metadata = load_spec(str(tmp_path / "m.mlpackage")).description.metadata.userDefined
+    assert metadata["kvbaton.format"] == "1"
+    layer = {"kind": "full", "kv_heads": 2, "key_dim": 16, "value_dim": 16}
+    assert json.loads(metadata["kvbaton.model"]) == {
+        "architecture": "llama",
+        "vocab_size": 512,
+        "dtype": "float16",
+        "rope": {
+            "kind": "half-split",
+            "theta": 500000.0,
+            "dims": 16,
+            "scaling": {
+                "kind": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        "layers": [layer] * 3,
+        "weights_digest": DIGEST,
+    }
+    assert tomllib.loads(metadata["kvbaton.layout"]) == {
+        "name": "kvbaton-stacked",
+        "placement": "left",
+        "inputs": {"tokens": "input_ids", "last_index": "last_index"},
+        "outputs": {"logits": "logits"},
+        "tensor": [
+            {"name": f"{part}_cache", "holds": part, "axes": "layer kv_head row head_dim", "dtype": "float16"}
+            for part in ("key", "value")
+        ],
+    }
+
+
+def test_per_layer_layout_names_a_pattern(tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", kv_outputs="per-layer")
+    metadata = load_spec(str(tmp_path / "m.mlpackage")).description.metadata.userDefined
+    assert tomllib.loads(metadata["kvbaton.layout"])["tensor"] == [
+        {
+            "name": f"{part}_cache_{{layer}}",
+            "holds": part,
+            "axes": "batch kv_head row head_dim",
+            "dtype": "float16",
+        }
+        for part in ("key", "value")
+    ]
+
+
+@pytest.mark.parametrize("name", list(tiny_models.CONFIGS))
+def test_decoder_spec_equals_the_package_spec(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model(name), tmp_path / "m.mlpackage", buckets=(8,))
+    metadata = load_spec(str(tmp_path / "m.mlpackage")).description.metadata.userDefined
+    declared = json.loads(metadata["kvbaton.model"])
+    assert declared.pop("weights_digest") == DIGEST
+    assert read_model_spec(tiny_model(name)) == declared

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Type-check the workspace for macOS (aarch64-apple-darwin) on a Linux machine.
+#
+# rustup is not needed: this unpacks Debian's own Rust compiler together with its
+# standard-library sources into a cache folder (nothing is installed system-wide), and lets cargo check the standard
+# library from source for the Apple target. Nothing is linked or run: it proves that the code type-checks, no more.
+#
+# usage: check-macos.sh [check|clippy] [cargo arguments, e.g. -p my-crate --all-features -- -D warnings]
+# The cache folder can be moved with MACOS_CHECK_CACHE; a first run needs Debian's package registry and about 1 minute.
+set -euo pipefail
+
+cache=${MACOS_CHECK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/check-macos}
+root=$cache/root
+if [ ! -x "$root/usr/bin/rustc" ]; then
+    mkdir -p "$cache/debs" "$root"
+    (
+        cd "$cache/debs"
+        apt-get update -qq
+        # the compiler, its libraries and the matching standard-library sources, whatever version Debian now serves
+        llvm_and_std=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+            --no-replaces --no-enhances rustc-web |
+            grep -E '^(libstd-rust-web-[0-9.]+|libllvm[0-9]+)$' | sort -u)
+        apt-get download -qq rustc-web rust-web-clippy libstd-rust-web-dev rust-web-src $llvm_and_std
+        for deb in ./*.deb; do dpkg -x "$deb" "$root"; done
+    )
+fi
+export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export RUSTC="$root/usr/bin/rustc" RUSTC_BOOTSTRAP=1 PATH="$root/usr/bin:$PATH"  # cargo itself stays the installed one
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target/macos-check}
+verb=check
+case "${1:-}" in check | clippy) verb=$1 && shift ;; esac
+exec cargo "$verb" -Zbuild-std=std,panic_abort --target aarch64-apple-darwin "$@"
