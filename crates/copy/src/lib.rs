@@ -3,6 +3,7 @@
 //! What to copy is decided in `kvbaton-plan`, how elements move in `kvbaton-kernels`; this crate brings the two
 //! together over real buffers and says what happened.
 
+mod coded;
 mod memcpy;
 mod pieces;
 mod run;

@@ -1,6 +1,15 @@
 //! Cutting a plan into pieces of work.
 
-use kvbaton_plan::CopyOp;
+use kvbaton_plan::{CodedOp, CopyOp};
+
+/// Something for a thread to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// A part of a copy.
+    Box(Piece),
+    /// Some rows to be coded.
+    Rows { op: usize, start: usize, count: usize },
+}
 
 /// A part of one copy: `count` steps of one axis, from `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,27 +25,34 @@ const ALONE_BYTES: usize = 512 << 10;
 /// Small enough to balance threads, large enough that taking a piece is free.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Cuts `ops` so that `threads` can share them. Each piece runs along the outermost axis that has a length,
-/// so that a thread reads and writes neighbouring memory.
-pub(crate) fn cut(ops: &[CopyOp], threads: usize) -> Vec<Piece> {
+/// Cuts operations so that `threads` can share them. A piece of a copy runs along the outermost axis that has a
+/// length, so that a thread reads and writes neighbouring memory.
+pub(crate) fn cut(ops: &[CopyOp], coded: &[CodedOp], threads: usize) -> Vec<Work> {
     let bytes = |op: &CopyOp| op.elements() * op.dst.dtype.size_bytes();
-    let total: usize = ops.iter().map(bytes).sum();
+    let decoded = |op: &CodedOp| op.heads.len() * op.row_count() * op.lanes * 4;
+    let total: usize = ops.iter().map(bytes).sum::<usize>() + coded.iter().map(decoded).sum::<usize>();
     let share = threads > 1 && total > ALONE_BYTES;
     let target = PIECE_BYTES.min(total / threads.max(1)).max(64 << 10);
-    let mut pieces = Vec::with_capacity(ops.len());
+    let parts = |bytes: usize, length: usize| {
+        if share { bytes.div_ceil(target).clamp(1, length.max(1)) } else { 1 }
+    };
+    let mut work = Vec::with_capacity(ops.len() + coded.len());
     for (i, op) in ops.iter().enumerate() {
         let axis = op.extents.iter().position(|&n| n > 1).unwrap_or(2);
         let length = op.extents[axis];
-        let parts = if share { bytes(op).div_ceil(target).clamp(1, length.max(1)) } else { 1 };
         // Along lanes a piece ends on a multiple of 64 elements, so that no cache line has two writers.
         let grain = if axis == 2 { 64 } else { 1 };
-        let step = length.div_ceil(parts).next_multiple_of(grain);
-        let mut start = 0;
-        while start < length {
-            let count = step.min(length - start);
-            pieces.push(Piece { op: i, axis, start, count });
-            start += count;
+        let step = length.div_ceil(parts(bytes(op), length)).next_multiple_of(grain);
+        for start in (0..length).step_by(step.max(1)) {
+            work.push(Work::Box(Piece { op: i, axis, start, count: step.min(length - start) }));
         }
     }
-    pieces
+    for (i, op) in coded.iter().enumerate() {
+        let length = op.row_count();
+        let step = length.div_ceil(parts(decoded(op), length)).max(1);
+        for start in (0..length).step_by(step) {
+            work.push(Work::Rows { op: i, start, count: step.min(length - start) });
+        }
+    }
+    work
 }

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use kvbaton_kernels::{BoxMove, Elem, OnOverflow, Tally, move_box};
 use kvbaton_layout::{DType, Part};
-use kvbaton_plan::{CopyOp, CopyPlan};
+use kvbaton_plan::{CopyOp, CopyPlan, ZeroOp};
 
 use crate::Threads;
-use crate::pieces::{Piece, cut};
+use crate::coded::Coder;
+use crate::pieces::{Piece, Work, cut};
 
 /// How to run a plan.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,6 +65,8 @@ pub enum CopyError {
     Length { side: &'static str, tensor: String, want_bytes: usize, have_bytes: usize },
     #[error("no conversion from {from} to {to}")]
     Conversion { from: DType, to: DType },
+    #[error("{encoding} elements cannot be coded: {problem}")]
+    Encoding { encoding: kvbaton_layout::Encoding, problem: String },
     #[error(
         "{count} values do not fit {to}, the first in the {} of layer {}, head {}, row {}, lane {}",
         place.tensor, place.layer, place.head, place.row, place.lane
@@ -89,77 +92,116 @@ pub fn run(
     check_buffers("source", plan.sources(), &lengths)?;
     let lengths: Vec<usize> = targets.iter().map(|t| t.len()).collect();
     check_buffers("target", plan.targets(), &lengths)?;
-    let mut moves = Vec::with_capacity(plan.ops().len());
-    for op in plan.ops() {
-        moves.push(box_move(op)?);
-        // What the unsafe block below relies on, whatever the plan promised.
-        assert!(op.src.end_bytes(op.extents) <= sources[op.src.tensor].len(), "the plan stays in its source");
-        assert!(op.dst.end_bytes(op.extents) <= targets[op.dst.tensor].len(), "the plan stays in its target");
-    }
-    let bases: Vec<TargetBase> = targets.iter_mut().map(|t| TargetBase(t.as_mut_ptr())).collect();
-    let pieces = cut(plan.ops(), threads.count());
-    let tallies: Mutex<Vec<(usize, Tally)>> = Mutex::new(Vec::new());
+    let moves = plan.ops().iter().map(box_move).collect::<Result<Vec<_>, _>>()?;
+    let coders = plan.coded().iter().map(Coder::new).collect::<Result<Vec<_>, _>>()?;
+    check_bounds(plan, sources, targets);
+    let work = cut(plan.ops(), plan.coded(), threads.count());
+    let tallies: Mutex<Vec<(Operation, Tally)>> = Mutex::new(Vec::new());
 
     let start = Instant::now();
     for zero in plan.zeros() {
         zero_box(zero, targets);
     }
-    threads.for_each(pieces.len(), |i| {
-        let Piece { op: number, axis, start, count } = pieces[i];
-        let (op, mut mv) = (&plan.ops()[number], moves[number]);
-        mv.extents[axis] = count;
-        let src_at = op.src.offset_bytes + start * op.src.strides_bytes[axis];
-        let dst_at = op.dst.offset_bytes + start * op.dst.strides_bytes[axis];
+    let bases: Vec<TargetBase> = targets.iter_mut().map(|t| TargetBase(t.as_mut_ptr())).collect();
+    threads.for_each(work.len(), |i| {
         let mut tally = Tally::default();
-        let src = sources[op.src.tensor][src_at..].as_ptr();
-        let base: &TargetBase = &bases[op.dst.tensor];
-        // SAFETY: the box of the whole operation lies within both buffers (asserted above) and a piece lies within
-        // its operation. Sources are shared slices and targets exclusive ones, so the two do not overlap. A plan
-        // writes no byte twice (see `CopyPlan`) and pieces of one operation are disjoint, so no other thread touches
-        // this piece's bytes; `targets` itself is not used until all threads are done.
-        unsafe { move_box(&mv, src, base.0.add(dst_at), options.on_overflow, &mut tally) };
+        let mut origin = [0; 3];
+        let operation = match work[i] {
+            Work::Box(Piece { op: number, axis, start, count }) => {
+                let (op, mut mv) = (&plan.ops()[number], moves[number]);
+                mv.extents[axis] = count;
+                origin[axis] = start;
+                let src_at = op.src.offset_bytes + start * op.src.strides_bytes[axis];
+                let dst_at = op.dst.offset_bytes + start * op.dst.strides_bytes[axis];
+                let src = sources[op.src.tensor][src_at..].as_ptr();
+                let base: &TargetBase = &bases[op.dst.tensor];
+                // SAFETY: the box of the whole operation lies within both buffers (`check_bounds`) and a piece
+                // lies within its operation. Sources are shared slices and targets exclusive ones, so the two do
+                // not overlap. A plan writes no byte twice (see `CopyPlan`) and pieces of one operation are
+                // disjoint, so no other thread touches this piece's bytes; `targets` itself is not used until
+                // all threads are done.
+                unsafe { move_box(&mv, src, base.0.add(dst_at), options.on_overflow, &mut tally) };
+                Operation::Box(number)
+            }
+            Work::Rows { op, start, count } => {
+                origin[1] = start;
+                // SAFETY: as above, for all boxes of the operation; rows of one operation are disjoint.
+                unsafe { coders[op].code(start, count, sources, &bases, options.on_overflow, &mut tally) };
+                Operation::Coded(op)
+            }
+        };
         if !tally.is_clean() {
-            let mut origin = [0; 3];
-            origin[axis] = start;
-            tallies.lock().unwrap_or_else(|e| e.into_inner()).push((number, tally.offset_by(origin)));
+            tallies.lock().unwrap_or_else(|e| e.into_inner()).push((operation, tally.offset_by(origin)));
         }
     });
     let seconds = start.elapsed().as_secs_f64();
 
+    let mut tallies = tallies.into_inner().unwrap_or_else(|e| e.into_inner());
+    tallies.sort_unstable_by_key(|(operation, tally)| (*operation, tally.first()));
     let mut stats = CopyStats {
         seconds,
         bytes_read: plan.bytes_read(),
         bytes_written: plan.bytes_written(),
-        operations: plan.ops().len(),
+        operations: plan.operations(),
         ..CopyStats::default()
     };
-    let mut tallies = tallies.into_inner().unwrap_or_else(|e| e.into_inner());
-    tallies.sort_unstable_by_key(|(op, tally)| (*op, tally.first()));
-    let place = |op: &CopyOp, index| {
-        let (head, row, lane) = op.place_of(index);
-        Place { tensor: op.part, layer: op.layer, head, row, lane }
-    };
-    for (number, tally) in &tallies {
+    for (operation, tally) in &tallies {
         stats.overflow += tally.overflow;
         stats.nan += tally.nan;
         stats.infinity += tally.infinity;
         if stats.first.is_none() {
-            stats.first = tally.first().map(|index| place(&plan.ops()[*number], index));
+            stats.first = tally.first().map(|index| operation.place(plan, index));
         }
     }
     if options.on_overflow == OnOverflow::Error && stats.overflow > 0 {
         let first = tallies.iter().find_map(|(op, tally)| tally.first_overflow.map(|index| (*op, index)));
-        if let Some((number, index)) = first {
-            let op = &plan.ops()[number];
-            let (count, to) = (stats.overflow, op.dst.dtype);
-            return Err(CopyError::Overflow { count, to, place: place(op, index) });
+        if let Some((operation, index)) = first {
+            let (count, to) = (stats.overflow, operation.target(plan));
+            return Err(CopyError::Overflow { count, to, place: operation.place(plan, index) });
         }
     }
     Ok(stats)
 }
 
+/// An operation of a plan, in the order in which its findings are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operation {
+    Box(usize),
+    Coded(usize),
+}
+
+impl Operation {
+    /// The place of the element at `index` of the operation.
+    fn place(self, plan: &CopyPlan, index: [usize; 3]) -> Place {
+        match self {
+            Operation::Box(number) => {
+                let op = &plan.ops()[number];
+                let (head, row, lane) = op.place_of(index);
+                Place { tensor: op.part, layer: op.layer, head, row, lane }
+            }
+            Operation::Coded(number) => {
+                let op = &plan.coded()[number];
+                let row = op.rows.start + i64::try_from(index[1]).unwrap_or(0);
+                let head = op.heads.start + index[0];
+                Place { tensor: op.part, layer: op.layer, head, row, lane: index[2] }
+            }
+        }
+    }
+
+    /// The type that values are rounded to.
+    fn target(self, plan: &CopyPlan) -> DType {
+        match self {
+            Operation::Box(number) => plan.ops()[number].dst.dtype,
+            Operation::Coded(number) => {
+                let dst = &plan.coded()[number].dst;
+                dst.scale.unwrap_or(dst.elements).dtype
+            }
+        }
+    }
+}
+
 /// The start of a target buffer, shared by the threads that fill it.
-struct TargetBase(*mut u8);
+pub(crate) struct TargetBase(pub(crate) *mut u8);
 
 // SAFETY: threads write disjoint bytes through it, see `run`.
 unsafe impl Sync for TargetBase {}
@@ -181,7 +223,27 @@ fn check_buffers(
     Ok(())
 }
 
-fn elem(dtype: DType) -> Elem {
+/// What the unsafe blocks rely on, whatever the plan promised: every box lies within its buffer.
+fn check_bounds(plan: &CopyPlan, sources: &[&[u8]], targets: &[&mut [u8]]) {
+    let source = |p: &kvbaton_plan::Place, extents| {
+        assert!(p.end_bytes(extents) <= sources[p.tensor].len(), "the plan stays in its source");
+    };
+    let target = |p: &kvbaton_plan::Place, extents| {
+        assert!(p.end_bytes(extents) <= targets[p.tensor].len(), "the plan stays in its target");
+    };
+    for op in plan.ops() {
+        source(&op.src, op.extents);
+        target(&op.dst, op.extents);
+    }
+    for op in plan.coded() {
+        for side in &op.sources {
+            op.boxes(&side.coded, side.heads.len(), op.row_count()).for_each(|(_, p, e)| source(&p, e));
+        }
+        op.boxes(&op.dst, op.heads.len(), op.row_count()).for_each(|(_, p, e)| target(&p, e));
+    }
+}
+
+pub(crate) fn elem(dtype: DType) -> Elem {
     match dtype {
         DType::Float16 => Elem::F16,
         DType::BFloat16 => Elem::BF16,
@@ -206,13 +268,16 @@ fn box_move(op: &CopyOp) -> Result<BoxMove, CopyError> {
 }
 
 /// Zeroes a box; all element types read zero bytes as zero.
-fn zero_box(zero: &kvbaton_plan::ZeroOp, targets: &mut [&mut [u8]]) {
+fn zero_box(zero: &ZeroOp, targets: &mut [&mut [u8]]) {
     let [heads, rows, lanes] = zero.extents;
     let [by_head, by_row, by_lane] = zero.dst.strides_bytes;
-    let target = &mut *targets[zero.dst.tensor];
-    for (h, r, l) in (0..heads).flat_map(|h| (0..rows).flat_map(move |r| (0..lanes).map(move |l| (h, r, l))))
-    {
-        let at = zero.dst.offset_bytes + h * by_head + r * by_row + l * by_lane;
-        target[at..at + zero.dst.dtype.size_bytes()].fill(0);
+    let (target, size) = (&mut *targets[zero.dst.tensor], zero.dst.dtype.size_bytes());
+    for (head, row) in (0..heads).flat_map(|h| (0..rows).map(move |r| (h, r))) {
+        let at = zero.dst.offset_bytes + head * by_head + row * by_row;
+        if by_lane == size {
+            target[at..at + lanes * size].fill(0);
+        } else {
+            (0..lanes).map(|l| at + l * by_lane).for_each(|at| target[at..at + size].fill(0));
+        }
     }
 }

@@ -1,10 +1,7 @@
 //! A cache somewhere in memory.
 
 use kvbaton_copy::{CopyOptions, Threads, run};
-use kvbaton_layout::{
-    Block, BoundTensor, CacheSpec, DType, Encoding, Layout, LiveRows, ModelSpec, Part, Resolved, Role,
-    TensorInfo,
-};
+use kvbaton_layout::{CacheSpec, DType, Layout, LiveRows, ModelSpec, Part, Resolved, TensorInfo};
 use kvbaton_memory::Bytes;
 use kvbaton_plan::plan;
 
@@ -108,7 +105,7 @@ impl CacheView {
         self.tensors.iter().map(|t| &*t.bytes).collect()
     }
 
-    /// A copy of one part of one layer in canonical order: packed bytes, the element type, the shape
+    /// A copy of one part of one layer in canonical order, decoded: packed bytes, the element type, the shape
     /// `[kv_head, row, lane]` and the position of the first row.
     ///
     /// # Errors
@@ -116,40 +113,18 @@ impl CacheView {
     /// When the layer keeps no such part.
     pub fn canonical(&self, layer: usize, part: Part) -> Result<(Vec<u8>, DType, [usize; 3], i64), Error> {
         let source = self.resolve()?;
-        let mut blocks = source.blocks.iter().filter(|b| (b.layer, b.part) == (layer, part));
-        let Some(first) = blocks.next() else {
+        let stored = source.part(layer, part);
+        // What codes stand for has the type of their scales.
+        let dtype = stored.max_by_key(|b| b.role).map(|b| b.dtype);
+        let canonical = dtype.and_then(|dtype| source.canonical(layer, part, dtype));
+        let Some((target, info)) = canonical else {
             return Err(Error::new(ErrorKind::Usage, format!("layer {layer} keeps no {part}")));
         };
-        let (mut heads, mut rows, lanes, dtype) =
-            (first.heads.clone(), first.rows.clone(), first.lanes.clone(), first.dtype);
-        for block in blocks {
-            heads = heads.start.min(block.heads.start)..heads.end.max(block.heads.end);
-            rows = rows.start.min(block.rows.start)..rows.end.max(block.rows.end);
-        }
-        let count = usize::try_from(rows.end - rows.start).unwrap_or(0);
-        let shape = [heads.len(), count, lanes.len()];
-        let info = TensorInfo::contiguous("canonical", dtype, &shape);
-        let target = Block {
-            layer,
-            part,
-            role: Role::Elements,
-            encoding: Encoding::Plain,
-            heads,
-            rows: rows.clone(),
-            lanes,
-            tensor: 0,
-            dtype,
-            offset_bytes: 0,
-            strides_bytes: [info.strides_bytes[0], info.strides_bytes[1], info.strides_bytes[2]],
-        };
-        let target = Resolved {
-            blocks: vec![target],
-            tensors: vec![BoundTensor { name: info.name.clone(), len_bytes: info.len_bytes, writable: true }],
-            tokens_seen: source.tokens_seen,
-        };
+        let (dtype, first) = (info.dtype, target.blocks[0].rows.start);
+        let shape = [info.shape[0], info.shape[1], info.shape[2]];
         let plan = plan(&source, &target, &self.cache)?;
         let mut bytes = vec![0; info.len_bytes];
         run(&plan, &self.bytes(), &mut [&mut bytes], &Threads::new(1), CopyOptions::default())?;
-        Ok((bytes, dtype, shape, rows.start))
+        Ok((bytes, dtype, shape, first))
     }
 }

@@ -34,7 +34,10 @@ pub enum Axis {
 }
 
 impl Axis {
-    const ALL: [Axis; 10] = [
+    /// How many axes there are.
+    pub(crate) const COUNT: usize = 10;
+
+    const ALL: [Axis; Axis::COUNT] = [
         Axis::Layer,
         Axis::Part,
         Axis::KvHead,
@@ -87,6 +90,11 @@ impl AxisPattern {
     /// The dimensions, outermost first.
     pub fn dimensions(&self) -> &[Dimension] {
         &self.dimensions
+    }
+
+    /// Names of axes in messages, as a product.
+    pub(crate) fn names(axes: &[Axis]) -> String {
+        axes.iter().map(|a| a.name()).collect::<Vec<_>>().join("·")
     }
 
     /// Whether `axis` is one of the pattern's.

@@ -15,6 +15,8 @@ pub enum LayoutError {
     BadLayout { layout: String, problem: String },
     #[error("not a layout: {problem}")]
     BadToml { problem: String },
+    #[error("layout `{layout}` does not say what the model keeps: {problem}")]
+    Open { layout: String, problem: String },
     #[error("no layout is called `{name}`")]
     UnknownLayout { name: String },
     #[error("tensor `{tensor}` of layout `{layout}` is missing; there are: {have}")]
@@ -25,6 +27,8 @@ pub enum LayoutError {
     AxisSize { tensor: String, axis: String, want: usize, have: usize },
     #[error("tensor `{tensor}` is declared {want}, it holds {have}")]
     DTypeMismatch { tensor: String, want: DType, have: DType },
+    #[error("tensor `{tensor}` must hold floats, it holds {have}")]
+    NotFloats { tensor: String, have: DType },
     #[error("tensor `{tensor}` reaches byte {end_bytes}, its buffer holds {have_bytes}")]
     OutOfBounds { tensor: String, end_bytes: usize, have_bytes: usize },
     #[error("tensor `{tensor}`: the shape is too large to address")]

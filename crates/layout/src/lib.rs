@@ -10,20 +10,30 @@
 #![forbid(unsafe_code)]
 
 mod axes;
+mod bind;
 mod dtype;
+mod encoding;
 mod error;
+mod infer;
 mod live;
 mod model;
+mod names;
+mod placement;
 pub mod presets;
 mod resolve;
 mod rules;
+mod shapes;
+mod tensor;
 
 pub use axes::{Axis, AxisPattern, Dimension};
 pub use dtype::DType;
+pub use encoding::{Encoding, Role};
 pub use error::LayoutError;
-pub use live::LiveRows;
+pub use live::{LayerRows, LiveRows};
 pub use model::{CacheSpec, LayerSpec, Mismatch, ModelSpec, RopeScaling, RopeSpec, Window};
-pub use resolve::{Block, BoundTensor, Resolved, Sizes, TensorInfo, contiguous_strides};
-pub use rules::{
-    Encoding, Inputs, LayerSet, Layout, NameTemplate, Outputs, Part, Placement, Role, TensorRule,
-};
+pub use names::NameTemplate;
+pub use placement::Placement;
+pub use resolve::{Block, BoundTensor, Resolved};
+pub use rules::{Inputs, LayerSet, Layout, Outputs, Part, TensorRule};
+pub use shapes::Sizes;
+pub use tensor::{TensorInfo, contiguous_strides};

@@ -1,9 +1,12 @@
 //! Which rows are live, as far as the producer must say it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// What a producer says of the rows it left behind. Positions count tokens from the start of the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LiveRows {
     /// Tokens the cache has seen: the position of the next one. It differs from the live rows in a window.
     pub tokens_seen: usize,
@@ -11,9 +14,32 @@ pub struct LiveRows {
     pub live: Option<usize>,
     /// Slots before the first row, for layouts that are padded on the left.
     pub pad: Option<usize>,
-    /// Slot of the oldest row, for rings whose start is kept by an index.
+    /// Slot of the oldest row, for rings whose start is kept by an index; the rows that always stay do not count.
     pub ring_start: Option<usize>,
+    /// Slot of the oldest step of convolution states that are rings.
+    pub conv_start: Option<usize>,
     /// Physical block of each logical block, for paged layouts.
+    pub block_table: Option<Vec<u32>>,
+    /// Which sequence of a batch; without it a batch has one.
+    pub sequence: Option<usize>,
+    /// Layers whose rows differ from what is said above.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub layers: BTreeMap<usize, LayerRows>,
+}
+
+/// What a producer says of one layer; what is absent is as for all layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LayerRows {
+    /// See [`LiveRows::live`].
+    pub live: Option<usize>,
+    /// See [`LiveRows::pad`].
+    pub pad: Option<usize>,
+    /// See [`LiveRows::ring_start`].
+    pub ring_start: Option<usize>,
+    /// See [`LiveRows::conv_start`].
+    pub conv_start: Option<usize>,
+    /// See [`LiveRows::block_table`].
     pub block_table: Option<Vec<u32>>,
 }
 
@@ -22,4 +48,29 @@ impl LiveRows {
     pub fn seen(tokens_seen: usize) -> LiveRows {
         LiveRows { tokens_seen, ..LiveRows::default() }
     }
+
+    /// What holds for `layer`.
+    pub(crate) fn of_layer(&self, layer: usize) -> LayerLive<'_> {
+        let own = self.layers.get(&layer);
+        let pick = |of: fn(&LayerRows) -> Option<usize>, all: Option<usize>| own.and_then(of).or(all);
+        LayerLive {
+            seen: self.tokens_seen,
+            live: pick(|o| o.live, self.live),
+            pad: pick(|o| o.pad, self.pad),
+            ring_start: pick(|o| o.ring_start, self.ring_start),
+            conv_start: pick(|o| o.conv_start, self.conv_start),
+            block_table: own.and_then(|o| o.block_table.as_deref()).or(self.block_table.as_deref()),
+        }
+    }
+}
+
+/// [`LiveRows`] of one layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerLive<'a> {
+    pub(crate) seen: usize,
+    pub(crate) live: Option<usize>,
+    pub(crate) pad: Option<usize>,
+    pub(crate) ring_start: Option<usize>,
+    pub(crate) conv_start: Option<usize>,
+    pub(crate) block_table: Option<&'a [u32]>,
 }

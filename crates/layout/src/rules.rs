@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Axis, AxisPattern, DType, LayoutError};
+use crate::{Axis, AxisPattern, DType, Encoding, LayoutError, NameTemplate, Placement, Role};
 
 /// What a tensor, or a block of one, holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -34,65 +34,12 @@ impl fmt::Display for Part {
 /// What a rule's tensors hold: one part, or keys and values along the `part` axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Holds {
+pub(crate) enum Holds {
     Key,
     Value,
     Conv,
     State,
     KeyAndValue,
-}
-
-/// Which slot holds which token.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Placement {
-    /// The oldest live row is in slot 0.
-    #[default]
-    Left,
-    /// The newest row is in the last slot.
-    Right,
-    /// The row of position `p` is in slot `p % capacity`.
-    Ring,
-    /// The first `keep` slots stay; the others are a ring whose oldest row the producer names.
-    RingIndexed,
-    /// Left, after a stated number of padding slots.
-    LeftPadded,
-    /// Blocks of rows, in the order of a block table.
-    Paged,
-}
-
-/// How elements are encoded, and what a tensor is within that encoding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Encoding {
-    /// The element type itself.
-    #[default]
-    Plain,
-    /// Signed bytes times a scale for each token and head.
-    Int8PerTokenHead,
-    /// Signed bytes times a scale for each token.
-    Int8PerToken,
-    /// MLX's affine codes: `scale · code + bias` for each group of lanes.
-    #[serde(untagged)]
-    Affine {
-        /// Bits of a code: 2, 3, 4, 5, 6 or 8.
-        bits: u8,
-        /// Lanes that share a scale: 32, 64 or 128.
-        group_size: usize,
-    },
-}
-
-/// What a tensor is within its encoding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Role {
-    /// The elements, or their codes.
-    #[default]
-    Elements,
-    /// The scales of the codes.
-    Scale,
-    /// The biases of the codes.
-    Bias,
 }
 
 /// Which layers a rule speaks of.
@@ -113,39 +60,13 @@ pub enum LayerSet {
     List(Vec<usize>),
 }
 
-/// A tensor name with places for a layer, a head and a layer's ordinal: `past_key_{layer}`, `l{layer},h{kv_head}`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct NameTemplate(pub String);
-
-impl NameTemplate {
-    /// Whether every layer has a tensor of its own: `{layer}` is the model's number, `{index}` counts the
-    /// rule's layers.
-    pub fn is_per_layer(&self) -> bool {
-        self.0.contains("{layer}") || self.0.contains("{index}")
-    }
-
-    /// Whether every KV head has a tensor of its own.
-    pub fn is_per_head(&self) -> bool {
-        self.0.contains("{kv_head}")
-    }
-
-    /// The name for one layer (and its ordinal in the rule) and head.
-    pub fn fill(&self, layer: usize, index: usize, kv_head: usize) -> String {
-        self.0
-            .replace("{layer}", &layer.to_string())
-            .replace("{index}", &index.to_string())
-            .replace("{kv_head}", &kv_head.to_string())
-    }
-}
-
 /// One rule: the tensors that hold a part of some layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorRule {
     /// The tensors' names.
     pub name: NameTemplate,
-    holds: Holds,
+    pub(crate) holds: Holds,
     /// Their dimensions.
     pub axes: AxisPattern,
     /// Type of the stored elements; what the tensors have when absent.
@@ -154,10 +75,21 @@ pub struct TensorRule {
     /// The layers they hold.
     #[serde(default, skip_serializing_if = "is_default")]
     pub layers: LayerSet,
-    /// Which slot holds which token; the layout's own when absent.
+    /// Layers of one tensor, where the name has `{group}`: the first tensor holds the first so many, and so on.
+    /// When absent, each tensor holds as many as its shape says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_layers: Option<usize>,
+    /// Which slot holds which token; the layout's own when absent. Steps of a convolution state do not follow the
+    /// layout's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// Lanes that a head occupies when it is padded; the first `head_dim` are real.
+    /// The same for layers with a window, where it differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_placement: Option<Placement>,
+    /// Slots beyond those that a layer needs: 1 for a convolution state as long as its kernel.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub extra_rows: usize,
+    /// Lanes that a head occupies when it is padded; the first `head_dim` are real, the others zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padded_head_dim: Option<usize>,
     /// How elements are encoded.
@@ -169,7 +101,7 @@ pub struct TensorRule {
 }
 
 impl TensorRule {
-    /// The parts it holds, in the order of the `part` axis.
+    /// The parts it holds; with a `part` axis, in its order.
     pub fn parts(&self) -> &'static [Part] {
         match self.holds {
             Holds::Key => &[Part::Key],
@@ -178,6 +110,130 @@ impl TensorRule {
             Holds::State => &[Part::State],
             Holds::KeyAndValue => &[Part::Key, Part::Value],
         }
+    }
+
+    /// Type of the stored elements, where the rule or its encoding fixes it.
+    pub fn element_type(&self) -> Option<DType> {
+        match self.role {
+            Role::Elements => self.dtype.or(self.encoding.dtype()),
+            Role::Scale | Role::Bias => self.dtype,
+        }
+    }
+
+    /// What is wrong with it, whatever the model.
+    fn problem(&self, layout: &Layout) -> Option<String> {
+        let name = &self.name.0;
+        if let Some(problem) = self.name.problem() {
+            return Some(problem);
+        }
+        let needs = |axis: Axis, wanted: bool, why: &str| {
+            let has = if wanted { "lacks" } else { "has" };
+            (self.axes.has(axis) != wanted).then(|| format!("tensor `{name}` {has} the axis {axis}, {why}"))
+        };
+        let per_part = self.name.is_per_part();
+        let of_part = match self.holds {
+            Holds::KeyAndValue if per_part => {
+                needs(Axis::Part, false, "keys and values have tensors of their own")
+            }
+            Holds::KeyAndValue => needs(Axis::Part, true, "it holds keys and values"),
+            _ if per_part => {
+                Some(format!("tensor `{name}` names keys and values, and holds only one of them"))
+            }
+            _ => needs(Axis::Part, false, "it holds one part"),
+        };
+        let recurrent = [Axis::Channel, Axis::ValueDim, Axis::KeyDim];
+        let of_kind = match self.holds {
+            Holds::Key | Holds::Value | Holds::KeyAndValue => (!self.axes.has(Axis::Block))
+                .then(|| needs(Axis::Row, true, "a row is a token's"))
+                .flatten()
+                .or_else(|| {
+                    needs(Axis::HeadDim, true, "a head has lanes").filter(|_| self.role == Role::Elements)
+                })
+                .or_else(|| recurrent.iter().find_map(|&a| needs(a, false, "which recurrent layers have"))),
+            Holds::Conv => needs(Axis::Row, true, "a convolution state has steps")
+                .or_else(|| needs(Axis::Channel, true, "a convolution state has channels"))
+                .or_else(|| needs(Axis::KvHead, false, "a convolution state has channels instead"))
+                .or_else(|| needs(Axis::HeadDim, false, "a convolution state has channels instead")),
+            Holds::State => needs(Axis::ValueDim, true, "a recurrent state has value lanes")
+                .or_else(|| needs(Axis::KeyDim, true, "a recurrent state has key lanes"))
+                .or_else(|| needs(Axis::Row, false, "a recurrent state has no rows")),
+        };
+        let layered = self.name.is_per_layer();
+        let of_name = match (layered, self.name.is_per_group()) {
+            (true, true) => Some(format!("tensor `{name}` is named by layer and by group")),
+            (true, false) => needs(Axis::Layer, false, "every layer has a tensor of its own"),
+            (false, true) => needs(Axis::Layer, true, "a group has several layers"),
+            (false, false) => None,
+        };
+        let of_head = if self.name.is_per_head() {
+            needs(Axis::KvHead, false, "every head has a tensor of its own")
+        } else {
+            None
+        };
+        of_part
+            .or(of_kind)
+            .or(of_name)
+            .or(of_head)
+            .or_else(|| self.placement_problem(layout))
+            .or_else(|| self.encoding_problem())
+    }
+
+    fn placement_problem(&self, layout: &Layout) -> Option<String> {
+        let name = &self.name.0;
+        let used = match (self.holds, &self.layers) {
+            (Holds::Conv | Holds::State, _) => [self.placement.unwrap_or_default(); 2],
+            (_, LayerSet::Full) => [self.placement_of(layout, false); 2],
+            (_, LayerSet::Sliding) => [self.placement_of(layout, true); 2],
+            _ => [self.placement_of(layout, false), self.placement_of(layout, true)],
+        };
+        let paged = used.map(|p| p == Placement::Paged);
+        if paged != [self.axes.has(Axis::Block); 2] {
+            let has = if self.axes.has(Axis::Block) { "has" } else { "lacks" };
+            return Some(format!("tensor `{name}` {has} the axis block, which is for paged placement"));
+        }
+        match self.group_layers {
+            Some(_) if !self.name.is_per_group() => {
+                Some(format!("tensor `{name}` says the layers of a group and has no {{group}} in its name"))
+            }
+            Some(0) => Some(format!("tensor `{name}` has groups of no layers")),
+            _ => None,
+        }
+    }
+
+    fn encoding_problem(&self) -> Option<String> {
+        let name = &self.name.0;
+        let problem = |text: String| Some(format!("tensor `{name}`: {text}"));
+        if let Some(text) = self.encoding.problem() {
+            return problem(text);
+        }
+        if !self.encoding.roles().contains(&self.role) {
+            return problem(format!("{} elements have no {}", self.encoding, self.role.name()));
+        }
+        if self.encoding != Encoding::Plain && matches!(self.holds, Holds::Conv | Holds::State) {
+            return problem(format!("a recurrent state is not {}", self.encoding));
+        }
+        if self.role != Role::Elements {
+            return match self.dtype {
+                Some(DType::Int8 | DType::UInt32) => problem(format!("{} are floats", self.role.name())),
+                _ => None,
+            };
+        }
+        match (self.dtype, self.encoding.dtype()) {
+            (Some(have), Some(want)) if have != want => {
+                problem(format!("{} elements are {want}, not {have}", self.encoding))
+            }
+            (Some(have @ (DType::Int8 | DType::UInt32)), None) => {
+                problem(format!("plain elements are floats, not {have}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// The placement of a layer's rows.
+    pub(crate) fn placement_of(&self, layout: &Layout, sliding: bool) -> Placement {
+        let own = if sliding { self.sliding_placement.or(self.placement) } else { self.placement };
+        let all = if sliding { layout.sliding_placement } else { None };
+        own.or(all).unwrap_or(layout.placement)
     }
 }
 
@@ -224,6 +280,12 @@ pub struct Layout {
     /// Which slot holds which token, unless a rule says otherwise.
     #[serde(default)]
     pub placement: Placement,
+    /// The same for layers with a window, where it differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_placement: Option<Placement>,
+    /// Whether it holds only some of a model's layers.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub partial: bool,
     /// Names of the program's inputs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub inputs: Inputs,
@@ -253,54 +315,39 @@ impl Layout {
         toml::to_string(self).expect("a layout is plain strings, numbers and lists")
     }
 
+    /// The layout with the elements of its affine tensors in codes of `bits` bits and groups of `group_size`.
+    ///
+    /// # Errors
+    ///
+    /// When MLX has no such codes, or when the layout has no affine tensors.
+    pub fn with_affine(&self, bits: u8, group_size: usize) -> Result<Layout, LayoutError> {
+        let mut layout = self.clone();
+        let mut changed = false;
+        for rule in &mut layout.tensors {
+            if matches!(rule.encoding, Encoding::Affine { .. }) {
+                rule.encoding = Encoding::Affine { bits, group_size };
+                changed = true;
+            }
+        }
+        if !changed {
+            let problem = "it has no tensors of affine codes".to_owned();
+            return Err(LayoutError::BadLayout { layout: self.name.clone(), problem });
+        }
+        layout.check()?;
+        Ok(layout)
+    }
+
     fn check(&self) -> Result<(), LayoutError> {
-        let error = |problem: String| LayoutError::BadLayout { layout: self.name.clone(), problem };
+        let error = |problem: String| Err(LayoutError::BadLayout { layout: self.name.clone(), problem });
         if self.tensors.is_empty() {
-            return Err(error("it has no tensors".to_owned()));
+            return error("it has no tensors".to_owned());
         }
-        for rule in &self.tensors {
-            let name = &rule.name.0;
-            let needs = |axis: Axis, wanted: bool, why: &str| {
-                if rule.axes.has(axis) == wanted {
-                    Ok(())
-                } else {
-                    let has = if wanted { "lacks" } else { "has" };
-                    Err(error(format!("tensor `{name}` {has} the axis {axis}, {why}")))
-                }
-            };
-            match rule.holds {
-                Holds::KeyAndValue => needs(Axis::Part, true, "it holds keys and values")?,
-                _ => needs(Axis::Part, false, "it holds one part")?,
-            }
-            match rule.holds {
-                Holds::Key | Holds::Value | Holds::KeyAndValue => {
-                    needs(Axis::Row, true, "a row is a token's")?;
-                    if rule.role == Role::Elements {
-                        needs(Axis::HeadDim, true, "a head has lanes")?;
-                    }
-                    for axis in [Axis::Channel, Axis::ValueDim, Axis::KeyDim] {
-                        needs(axis, false, "which recurrent layers have")?;
-                    }
-                }
-                Holds::Conv => {
-                    needs(Axis::Row, true, "a convolution state has steps")?;
-                    needs(Axis::Channel, true, "a convolution state has channels")?;
-                }
-                Holds::State => {
-                    needs(Axis::ValueDim, true, "a recurrent state has value lanes")?;
-                    needs(Axis::KeyDim, true, "a recurrent state has key lanes")?;
-                    needs(Axis::Row, false, "a recurrent state has no rows")?;
-                }
-            }
-            if rule.name.is_per_layer() {
-                needs(Axis::Layer, false, "every layer has a tensor of its own")?;
-            }
-            if rule.name.is_per_head() {
-                needs(Axis::KvHead, false, "every head has a tensor of its own")?;
-            }
-            let placement = rule.placement.unwrap_or(self.placement);
-            needs(Axis::Block, placement == Placement::Paged, "which is for paged placement")?;
+        match self.tensors.iter().find_map(|rule| rule.problem(self)) {
+            Some(problem) => error(problem),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod boxes;
+mod explain;
 mod planner;
+mod whole;
 
-pub use boxes::{CopyOp, CopyPlan, Place, ZeroOp};
+pub use boxes::{Coded, CodedOp, CodedSource, CopyOp, Place, ZeroOp};
 pub use planner::{PlanError, plan};
+pub use whole::{CopyPlan, Cost};

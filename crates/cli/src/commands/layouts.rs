@@ -32,7 +32,7 @@ pub(crate) fn run(verb: &Layouts, printer: &Printer) -> Result<(), Error> {
             if printer.is_json() {
                 printer.document(&json!({
                     "source": source, "target": target, "shape": shape, "context": context,
-                    "live_rows": live_rows, "operations": plan.ops().len(),
+                    "live_rows": live_rows, "operations": plan.operations(),
                     "bytes_read": plan.bytes_read(), "bytes": plan.bytes_written(),
                     "explanation": explain.then(|| plan.explain()),
                 }));
@@ -43,7 +43,7 @@ pub(crate) fn run(verb: &Layouts, printer: &Printer) -> Result<(), Error> {
             }
             printer.data(&format!(
                 "{source} -> {target}: {} copies, {} read, {} written\n",
-                plan.ops().len(),
+                plan.operations(),
                 bytes(plan.bytes_read()),
                 bytes(plan.bytes_written()),
             ));

@@ -260,7 +260,7 @@ impl Case {
             context: self.context,
             live_rows: self.live.tokens_seen,
             bytes,
-            operations: plan.ops().len(),
+            operations: plan.operations(),
             threads: threads.count(),
             plan_seconds: range(&times.plan),
             seconds: range(&times.seconds),
