@@ -7,7 +7,6 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-CACHE := .cache
 DEMO := demo/out
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name 'Cargo.toml' -o -path '*/presets/*.toml')
@@ -61,11 +60,12 @@ test-rust:
 	@cargo test --workspace --quiet
 
 test-python: $(DEMO_PACKAGE)
+	@scripts/openblas.sh || echo "   (no OpenBLAS: MLX's own float32 products are slower, and the same)"
 	@echo "== Python tests"
-	@$(BIN)/pytest -q -m 'not slow'
+	@scripts/with-openblas.sh $(BIN)/pytest -q -m 'not slow'
 
 test-slow: $(DEMO_PACKAGE) ## Run the tests that take long.
-	@$(BIN)/pytest -q -m slow
+	@scripts/with-openblas.sh $(BIN)/pytest -q -m slow
 
 lint: $(VENV)/.native ## Formatting, clippy, ruff, types.
 	@cargo fmt --all --check
@@ -81,7 +81,7 @@ check-macos: ## Type-check for macOS on Linux.
 	@scripts/check-macos.sh --workspace --exclude kvbaton-python
 
 openblas: ## Fetch OpenBLAS, under which MLX's Linux build multiplies float32 matrices fast.
-	@scripts/openblas.sh $(CACHE)
+	@scripts/openblas.sh
 
 clean: ## Remove what builds made; downloads stay.
 	@rm -rf target $(VENV) $(DEMO)

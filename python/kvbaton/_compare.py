@@ -26,7 +26,7 @@ def compare_prefill(folder: Path, tokens: int, threads: int) -> list[dict[str, A
     library = find_openblas()
     if library is None:
         print(
-            "note: OpenBLAS was not found, so MLX's float32 prefill over it is not measured (scripts/openblas.sh)",
+            "note: OpenBLAS was not found (scripts/openblas.sh gets it): MLX over it is not measured",
             file=sys.stderr,
         )
     else:
@@ -112,7 +112,8 @@ def _measure(folder: str, tokens: int, dtype: str) -> dict[str, Any]:
     return {
         "engine": "mlx-gpu" if mx.metal.is_available() else "mlx-cpu",
         "seconds": seconds,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024),
     }
 
 

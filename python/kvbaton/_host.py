@@ -90,7 +90,8 @@ class MlxDecoder:
                 self._model = load_model(folder)[0]
         except (ValueError, KeyError, OSError, RuntimeError) as error:
             raise ModelError(
-                f"mlx-lm cannot load `{folder}`: {' '.join(str(error).split())}", fields={"folder": str(folder)}
+                f"mlx-lm cannot load `{folder}`: {' '.join(str(error).split())}",
+                fields={"folder": str(folder)},
             ) from error
         if dtype is not None:
             self._model.set_dtype(getattr(mx, dtype))
@@ -107,7 +108,9 @@ class MlxDecoder:
         """The ids of a prompt, as a user's message unless the chat template is to be ignored."""
         if self._tokenizer is None:
             raise UsageError(
-                f"`{self._folder}` has no tokenizer", hint="give ids with --prompt-tokens", fields={"folder": str(self._folder)}
+                f"`{self._folder}` has no tokenizer",
+                hint="give ids with --prompt-tokens",
+                fields={"folder": str(self._folder)},
             )
         if ignore_chat_template or getattr(self._tokenizer, "chat_template", None) is None:
             return list(self._tokenizer.encode(prompt))
@@ -155,7 +158,11 @@ class MlxDecoder:
         yield token, text.add(token, token in ends)
         if max_tokens > 1 and token not in ends:
             for step in generate_step(
-                mx.array([token]), self._model, max_tokens=max_tokens - 1, sampler=sampler, prompt_cache=self._caches
+                mx.array([token]),
+                self._model,
+                max_tokens=max_tokens - 1,
+                sampler=sampler,
+                prompt_cache=self._caches,
             ):
                 token = int(step[0])
                 tokens.append(token)

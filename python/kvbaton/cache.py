@@ -75,9 +75,10 @@ class CacheView:
     ) -> CacheView:
         """A view of ``arrays`` by name, laid out as ``layout`` (a preset's name or TOML text).
 
-        ``cache`` says what each layer keeps, as ``kvbaton.model``'s ``layers`` do. ``tokens`` are the ids that
-        the rows belong to and imply ``tokens_seen``. The arrays stay where they are: do not write to them while
-        the view lives. Strides are honoured. bfloat16 arrays come as uint16 with their type in ``dtypes``.
+        ``cache`` says what each layer keeps, as ``kvbaton.model``'s ``layers`` do. ``tokens`` are the ids
+        that the rows belong to and imply ``tokens_seen``. The arrays stay where they are: do not write to
+        them while the view lives. Strides are honoured. bfloat16 arrays come as uint16 with their type in
+        ``dtypes``.
         """
         if tokens is not None and tokens_seen is not None and tokens_seen != len(tokens):
             raise UsageError(

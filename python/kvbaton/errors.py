@@ -138,9 +138,7 @@ class InternalError(KvbatonError, RuntimeError):
     default_kind = "internal"
 
 
-_BY_KIND: dict[str, type[KvbatonError]] = {
-    cls.default_kind: cls for cls in KvbatonError.__subclasses__()
-}
+_BY_KIND: dict[str, type[KvbatonError]] = {cls.default_kind: cls for cls in KvbatonError.__subclasses__()}
 
 
 def make(kind: str, message: str, hint: str | None, fields: str) -> KvbatonError:

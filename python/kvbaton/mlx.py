@@ -55,8 +55,8 @@ def to_mlx(
     left out where the view knows them.
 
     ``dtype`` is the caches' element type, the model's own by default: a cache of another type would promote
-    every step. ``spare_rows`` are the free rows that each cache has at least; with none, the first step copies
-    every layer. ``measure_memcpy`` times a memcpy of as many bytes afterwards, for the report.
+    every step. ``spare_rows`` are the free rows that each cache has at least; with none, the first step
+    copies every layer. ``measure_memcpy`` times a memcpy of as many bytes afterwards, for the report.
 
     Raises:
         IncompatibleError: the cache is not this model's: layers, heads, head_dim, rope or vocabulary differ.
@@ -177,7 +177,7 @@ def cache_layers(spec: list[dict[str, Any]], caches: list[Any]) -> dict[int, Any
 def _allocate(
     mx: Any, spec: list[dict[str, Any]], layers: dict[int, Any], rows: int, spare_rows: int, element: Any
 ) -> dict[int, tuple[mx.array, mx.array]]:
-    """Keys and values of every layer, (1, kv_heads, capacity, head_dim), owned by MLX and ready to be written."""
+    """Keys and values of every layer, (1, kv_heads, capacity, head_dim), owned by MLX."""
     if spare_rows < 0:
         raise UsageError(f"spare_rows={spare_rows} is negative", fields={"spare_rows": spare_rows})
     pairs = {}
@@ -213,7 +213,9 @@ def _mx_dtype(mx: Any, dtype: Any) -> Any:
     name = str(dtype).rpartition(".")[2]
     if name not in ("float16", "bfloat16", "float32"):
         raise UsageError(
-            f"a cache cannot have elements of type {name}", hint="float16, bfloat16 or float32", fields={"dtype": name}
+            f"a cache cannot have elements of type {name}",
+            hint="float16, bfloat16 or float32",
+            fields={"dtype": name},
         )
     return getattr(mx, name)
 
@@ -236,7 +238,9 @@ def _compare_with_memcpy(report: HandoffReport, threads: int) -> None:
 
 def cache_addresses(caches: Sequence[Any]) -> list[tuple[int, int]]:
     """(address, bytes) of every key and value array, to be compared after a step."""
-    arrays = [a for c in caches for a in (getattr(c, "keys", None), getattr(c, "values", None)) if a is not None]
+    arrays = [
+        a for c in caches for a in (getattr(c, "keys", None), getattr(c, "values", None)) if a is not None
+    ]
     return [(_native.address(a), a.nbytes) for a in arrays]
 
 

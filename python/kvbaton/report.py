@@ -30,8 +30,8 @@ class HandoffReport:
     """What a hand-off did.
 
     ``bytes`` are live bytes written to the target; the rate counts bytes read and written over
-    ``copy_seconds``, the fill alone, while ``seconds`` has allocation in it. ``memcpy_ratio`` is the time of a
-    memcpy that moves as many bytes on the same threads, over ``copy_seconds``; ``None`` for no bytes.
+    ``copy_seconds``, the fill alone, while ``seconds`` has allocation in it. ``memcpy_ratio`` is the time of
+    a memcpy that moves as many bytes on the same threads, over ``copy_seconds``; ``None`` for no bytes.
     ``first_step_copied_bytes`` is known once the decoder has run a step.
     """
 

@@ -16,7 +16,7 @@ from kvbaton._export.weights import Weights, dequantize
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("coremltools")
-from coremltools.converters.mil import Builder as mb  # noqa: E402, N813
+from coremltools.converters.mil import Builder as mb  # noqa: E402
 from coremltools.converters.mil.mil import types  # noqa: E402
 from kvbaton._export import program  # noqa: E402
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402

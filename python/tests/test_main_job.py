@@ -198,7 +198,9 @@ def test_the_last_row_goes_unless_a_token_is_to_come(prefill: Any, smollm2: tupl
 
 
 @pytest.mark.parametrize("tokens", [[5, 6], [5, 6, 7, 8, 9], [5, 9, 7], []])
-def test_tokens_that_are_not_the_caches_are_refused(prefill: Any, smollm2: tuple[Any, Any], tokens: list[int]) -> None:
+def test_tokens_that_are_not_the_caches_are_refused(
+    prefill: Any, smollm2: tuple[Any, Any], tokens: list[int]
+) -> None:
     cache = prefill([5, 6, 7]).cache
     with pytest.raises(kvbaton.errors.UsageError):
         kvbaton.to_mlx(cache, smollm2[0], tokens=tokens)

@@ -17,6 +17,8 @@ from mlx_lm.utils import load_model
 
 PROMPT = [(7 * i * i + 3 * i + 11) % tiny_models.VOCAB for i in range(50)]
 NEAR_TIE = 0.01
+# The package of a quantised folder holds its dequantised weights rounded to float16, the decoder does not.
+QUANTISED_NEAR_TIE = 0.03
 
 Ready = Callable[..., tuple[Any, kvbaton.Prefill, Path]]
 
@@ -71,7 +73,8 @@ def test_tokens_are_those_of_mlx(ready: Ready, name: str) -> None:
         wanted = int(mx.argmax(expected))
         chosen = int(mx.argmax(got))
         margin = float(expected[wanted] - expected[chosen])
-        assert chosen == wanted or margin < NEAR_TIE, (name, step, chosen, wanted, margin)
+        tie = QUANTISED_NEAR_TIE if name.endswith("4bit") else NEAR_TIE
+        assert chosen == wanted or margin < tie, (name, step, chosen, wanted, margin)
         token = [wanted]  # along mlx-lm's own tokens, so that one near tie does not end the comparison
         expected = model(mx.array([token]), cache=alone)[0, -1]
 
@@ -105,7 +108,11 @@ def test_functions_agree_on_a_short_prompt(ready: Ready, tmp_path: Path) -> None
 
 def test_a_cache_of_another_model_is_refused(ready: Ready) -> None:
     cache = ready("llama_tied")[1](PROMPT).cache
-    for other, field in (("llama_no_groups", "kv_heads"), ("llama_linear_rope", "rope"), ("qwen3", "head_dim")):
+    for other, field in (
+        ("llama_no_groups", "kv_heads"),
+        ("llama_linear_rope", "rope"),
+        ("qwen3", "head_dim"),
+    ):
         with pytest.raises(kvbaton.errors.IncompatibleError) as refused:
             kvbaton.to_mlx(cache, ready(other)[0])
         assert refused.value.fields["field"] == field

@@ -93,7 +93,8 @@ pub(crate) fn seconds(s: f64) -> String {
     }
 }
 
-/// Rows as aligned columns: the first to the left, the others to the right.
+/// Rows as aligned columns: the first to the left, the others to the right. A last
+/// column of words stands to the left, too.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
@@ -107,7 +108,8 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
             if c > 0 {
                 line.push_str("  ");
             }
-            line.push_str(&if c == 0 { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
+            let left = c == 0 || cell.contains(' ') && c + 1 == columns;
+            line.push_str(&if left { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
         }
         text.push_str(line.trim_end());
         text.push('\n');

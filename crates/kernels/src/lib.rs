@@ -7,12 +7,16 @@
 //! Every kernel has a scalar definition that the fast bodies are tested against. A fast body is reached through a
 //! capability that exists only where the CPU can run it.
 
+mod affine;
 mod arch;
 mod boxes;
 mod elem;
+mod int8;
 pub mod rows;
 mod tally;
 
-pub use boxes::{BoxMove, move_box};
+pub use affine::{Affine, AffineError, affine_dequantize, affine_quantize};
+pub use boxes::{BoxMove, move_box, scan_box};
 pub use elem::Elem;
+pub use int8::{Int8Rows, ScalePer, int8_decode, int8_encode};
 pub use tally::{OnOverflow, Tally};

@@ -2,8 +2,9 @@
 
 Run by hand:  python generate.py   (coremltools 9.0, numpy)
 
-Each `NAME.mlpackage` has a `NAME.json` beside it, produced from the saved file by coremltools' own protobuf classes
-and blob reader, never by kvbaton: functions, features, values, operation counts, and the bytes of every constant.
+Each `NAME.mlpackage` has a `NAME.json` beside it, produced from the saved file by coremltools' own protobuf
+classes and blob reader, never by kvbaton: functions, features, values, operation counts, the bytes of every
+constant.
 Weights are random but seeded. UUIDs in manifests differ from run to run; nothing reads them.
 """
 
@@ -48,7 +49,7 @@ W_EMBED, W_K, W_V, W_OUT = f16(48, 32), f16(64, 32), f16(64, 32), f16(48, 32)
 
 
 def prefill(tokens, target, layers=2):
-    """A prefill in miniature: ids -> logits and one stacked key and value cache [layer, kv_head, row, head_dim]."""
+    """A prefill in miniature: ids -> logits, stacked key and value caches [layer, kv_head, row, head_dim]."""
 
     @mb.program(
         input_specs=[
@@ -112,12 +113,16 @@ def stateful():
             rows = mb.linear(x=hidden, weight=weight)
             rows = mb.transpose(x=mb.reshape(x=rows, shape=[1, 4, 2, 64]), perm=[0, 2, 1, 3])
             first = mb.concat(values=[np.int32([0, 0]), current_pos, np.int32([0])], axis=0)
-            end = mb.concat(values=[np.int32([1, 2]), mb.add(x=current_pos, y=np.int32([4])), np.int32([64])], axis=0)
+            end = mb.concat(
+                values=[np.int32([1, 2]), mb.add(x=current_pos, y=np.int32([4])), np.int32([64])], axis=0
+            )
             cache = mb.slice_update(x=cache, update=rows, begin=first, end=end)
             outputs.append(mb.coreml_update_state(state=state, value=cache, name=f"{label}_new"))
         scores = mb.matmul(x=outputs[0], y=outputs[1], transpose_y=True)
         scores = mb.reduce_sum(x=scores, axes=[3], keep_dims=True)
-        return mb.add(x=mb.reduce_sum(x=causal_mask, axes=[3], keep_dims=True), y=mb.reduce_max(x=scores), name="out")
+        return mb.add(
+            x=mb.reduce_sum(x=causal_mask, axes=[3], keep_dims=True), y=mb.reduce_max(x=scores), name="out"
+        )
 
     return convert(main, ct.target.iOS18)
 
@@ -201,7 +206,7 @@ def two_functions(folder):
         convert(prefill(tokens, ct.target.iOS18), ct.target.iOS18).save(str(path))
         paths.append(path)
     join = ct.utils.MultiFunctionDescriptor()
-    for path, tokens in zip(paths, (8, 16)):
+    for path, tokens in zip(paths, (8, 16), strict=True):
         join.add_function(str(path), src_function_name="main", target_function_name=f"prefill_{tokens}")
     join.default_function_name = "prefill_16"
     ct.utils.save_multifunction(join, str(HERE / "two_functions.mlpackage"))

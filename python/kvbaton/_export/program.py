@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from coremltools import target
-from coremltools.converters.mil import Builder as mb  # noqa: N813
+from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, types
 
 from .config import ModelConfig

@@ -128,7 +128,11 @@ fn prompt_tokens(prompt: &Prompt, decoder: &dyn Decoder, ignore_template: bool) 
     }
     let text = match (&prompt.prompt, &prompt.prompt_file) {
         (Some(text), _) => text.clone(),
-        (None, Some(path)) => read_text(path)?,
+        // An editor's last line break is not part of the prompt.
+        (None, Some(path)) => {
+            let text = read_text(path)?;
+            text.strip_suffix('\n').map_or(text.as_str(), |t| t.strip_suffix('\r').unwrap_or(t)).to_owned()
+        }
         (None, None) => return Err(Error::new(ErrorKind::Usage, "no prompt was given")),
     };
     decoder.encode(&text, ignore_template)

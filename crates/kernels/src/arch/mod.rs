@@ -49,6 +49,24 @@ pub(crate) enum Cpu {
     Neon(aarch64::Neon),
 }
 
+/// Calls a body of the instruction set at hand, whose capability is the proof that this CPU has its features.
+macro_rules! on {
+    ($cpu:expr, $body:ident($($argument:expr),*)) => {
+        match $cpu {
+            Cpu::Scalar => scalar::$body($($argument),*),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the capability exists only where its detection saw the body's features.
+            Cpu::Avx2(_) => unsafe { x86_64::avx2::$body($($argument),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the capability exists only where its detection saw the body's features.
+            Cpu::Avx512(_) => unsafe { x86_64::avx512::$body($($argument),*) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: the capability exists only where its detection saw the body's features.
+            Cpu::Neon(_) => unsafe { aarch64::neon::$body($($argument),*) },
+        }
+    };
+}
+
 impl Cpu {
     /// The fastest that this CPU offers.
     pub(crate) fn best() -> Cpu {
@@ -62,6 +80,8 @@ impl Cpu {
             Some(Cpu::Scalar),
             #[cfg(target_arch = "x86_64")]
             x86_64::Avx2F16c::new().map(Cpu::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            x86_64::Avx512::without_bf16().map(Cpu::Avx512),
             #[cfg(target_arch = "x86_64")]
             x86_64::Avx512::new().map(Cpu::Avx512),
             #[cfg(target_arch = "aarch64")]
@@ -112,4 +132,92 @@ impl Cpu {
             }
         }
     }
+
+    /// Codes, scales and biases of whole groups; see [`crate::affine`]. Slices hold whole groups of the same lanes.
+    pub(crate) fn affine_encode(
+        self,
+        group: usize,
+        bits: u32,
+        values: &[f32],
+        codes: &mut [u8],
+        scales: &mut [f32],
+        biases: &mut [f32],
+    ) {
+        on!(self, affine_encode(group, bits, values, codes, scales, biases))
+    }
+
+    /// `code · scale` for whole groups.
+    pub(crate) fn affine_scale(self, group: usize, codes: &[u8], scales: &[f32], products: &mut [f32]) {
+        on!(self, affine_scale(group, codes, scales, products))
+    }
+
+    /// Adds each group's bias to its values.
+    pub(crate) fn affine_shift(self, group: usize, values: &mut [f32], biases: &[f32]) {
+        on!(self, affine_shift(group, values, biases))
+    }
+
+    /// Turns lines of int8 codes into floats, `code · scales[line]`, overflowing to infinity. Returns what
+    /// [`Cpu::convert`] returns.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Cpu::convert`].
+    pub(crate) unsafe fn int8_decode(self, to: Elem, block: Lines, scales: &[f32]) -> bool {
+        assert_eq!(scales.len(), block.lines, "a scale for every line");
+        // SAFETY: the caller's promise is the body's.
+        unsafe {
+            match self {
+                Cpu::Scalar => scalar::convert_scaled(Elem::I8, to, block, scales),
+                #[cfg(target_arch = "x86_64")]
+                Cpu::Avx2(_) => x86_64::avx2::int8_decode(to, block, scales),
+                #[cfg(target_arch = "x86_64")]
+                Cpu::Avx512(_) => x86_64::avx512::int8_decode(to, block, scales),
+                #[cfg(target_arch = "aarch64")]
+                Cpu::Neon(_) => aarch64::neon::int8_decode(to, block, scales),
+            }
+        }
+    }
+
+    /// `value / scale` as a signed code.
+    pub(crate) fn int8_encode(self, values: &[f32], scale: f32, codes: &mut [i8]) {
+        on!(self, int8_encode(values, scale, codes))
+    }
+
+    /// The smallest and the largest value; infinities of the wrong sign for none. A NaN is passed over.
+    pub(crate) fn range(self, values: &[f32]) -> (f32, f32) {
+        on!(self, range(values))
+    }
 }
+
+/// The bodies that are written once, compiled for an instruction set.
+macro_rules! shared_bodies {
+    ($(#[$features:meta])*) => {
+        $(#[$features])*
+        pub(crate) fn affine_encode(
+            group: usize,
+            bits: u32,
+            values: &[f32],
+            codes: &mut [u8],
+            scales: &mut [f32],
+            biases: &mut [f32],
+        ) {
+            crate::affine::body::encode(group, bits, values, codes, scales, biases, |group| range(group));
+        }
+
+        $(#[$features])*
+        pub(crate) fn affine_scale(group: usize, codes: &[u8], scales: &[f32], products: &mut [f32]) {
+            crate::affine::body::scale(group, codes, scales, products);
+        }
+
+        $(#[$features])*
+        pub(crate) fn affine_shift(group: usize, values: &mut [f32], biases: &[f32]) {
+            crate::affine::body::shift(group, values, biases);
+        }
+
+        $(#[$features])*
+        pub(crate) fn int8_encode(values: &[f32], scale: f32, codes: &mut [i8]) {
+            crate::int8::body::encode(values, scale, codes);
+        }
+    };
+}
+use shared_bodies;

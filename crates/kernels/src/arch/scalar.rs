@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{Lines, Matrix};
 use crate::Elem;
+use crate::affine::definition;
 
 /// Reads one float of encoding `elem`.
 ///
@@ -54,16 +55,31 @@ pub(crate) const fn limit_bits(elem: Elem) -> u32 {
 ///
 /// As for [`super::Cpu::convert`].
 pub(super) unsafe fn convert(from: Elem, to: Elem, block: Lines) -> bool {
+    // SAFETY: the caller's promise is the same.
+    unsafe { convert_scaled(from, to, block, &[]) }
+}
+
+/// [`convert`], where `from` may also be [`Elem::I8`], codes that `scales` has a factor for in every line.
+///
+/// # Safety
+///
+/// As for [`super::Cpu::convert`].
+pub(super) unsafe fn convert_scaled(from: Elem, to: Elem, block: Lines, scales: &[f32]) -> bool {
     let limit = limit_bits(to);
     let mut unusual = false;
-    for line in 0..block.lines.cast_signed() {
+    for line in 0..block.lines {
+        let scale = scales.get(line).copied().unwrap_or(1.0);
+        let line = line.cast_signed();
         for lane in 0..block.lanes.cast_signed() {
             // SAFETY: `line` and `lane` stay inside the block.
             unsafe {
-                let at = lane * from.bytes().cast_signed();
-                let value = read(from, block.src.offset(line * block.src_stride + at));
-                let at = lane * to.bytes().cast_signed();
-                write(to, block.dst.offset(line * block.dst_stride + at), value);
+                let src = block.src.offset(line * block.src_stride + lane * from.bytes().cast_signed());
+                let dst = block.dst.offset(line * block.dst_stride + lane * to.bytes().cast_signed());
+                let value = match from {
+                    Elem::I8 => f32::from(src.cast::<i8>().read()) * scale,
+                    float => read(float, src),
+                };
+                write(to, dst, value);
                 unusual |= value.to_bits() & 0x7FFF_FFFF >= limit;
             }
         }
@@ -105,4 +121,29 @@ unsafe fn transpose_as<T>(m: Matrix) {
             }
         }
     }
+}
+
+/// See [`super::Cpu::affine_encode`]: the definition itself.
+pub(crate) fn affine_encode(
+    group: usize,
+    bits: u32,
+    values: &[f32],
+    codes: &mut [u8],
+    scales: &mut [f32],
+    biases: &mut [f32],
+) {
+    let groups = values.chunks_exact(group).zip(codes.chunks_exact_mut(group));
+    for ((values, codes), (scale, bias)) in groups.zip(scales.iter_mut().zip(biases)) {
+        (*scale, *bias) = definition::encode(bits, values, codes);
+    }
+}
+
+pub(crate) use crate::affine::body::{scale as affine_scale, shift as affine_shift};
+pub(crate) use crate::int8::body::encode as int8_encode;
+
+/// See [`super::Cpu::range`].
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    values.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), &value| {
+        (if value < min { value } else { min }, if value > max { value } else { max })
+    })
 }

@@ -29,10 +29,7 @@ pub(super) unsafe fn move_box(
                     if mv.src == mv.dst {
                         dst.copy_from_nonoverlapping(src, mv.src.bytes());
                     } else {
-                        let value = read(mv.src, src);
-                        let written = narrow(mv.dst, value, policy);
-                        tally.note(value, !holds(mv.dst, value), [head, row, lane]);
-                        write(mv.dst, dst, written);
+                        write_value(mv.dst, dst, read(mv.src, src), policy, tally, [head, row, lane]);
                     }
                 }
             }
@@ -40,8 +37,26 @@ pub(super) unsafe fn move_box(
     }
 }
 
+/// Writes one value as `elem`, and counts it at `place` if it is unusual.
+///
+/// # Safety
+///
+/// `dst` is writable for one element.
+pub(crate) unsafe fn write_value(
+    elem: Elem,
+    dst: *mut u8,
+    value: f32,
+    policy: OnOverflow,
+    tally: &mut Tally,
+    place: [usize; 3],
+) {
+    tally.note(value, !holds(elem, value), place);
+    // SAFETY: the caller's promise.
+    unsafe { write(elem, dst, narrow(elem, value, policy)) }
+}
+
 /// Whether `elem` can hold a finite value near `value`, or `value` is not finite to begin with.
-fn holds(elem: Elem, value: f32) -> bool {
+pub(super) fn holds(elem: Elem, value: f32) -> bool {
     !value.is_finite()
         || match elem {
             Elem::F16 => f16::from_f32(value).is_finite(),

@@ -3,11 +3,15 @@
 mod definition;
 mod lines;
 mod route;
+mod scan;
 mod transpose;
 
 use crate::arch::Cpu;
 use crate::{Elem, OnOverflow, Tally};
 use route::{Axis, Route};
+
+pub(crate) use definition::write_value;
+pub use scan::scan_box;
 
 /// One move: a box of elements read at one set of strides and written at another.
 ///
@@ -65,7 +69,7 @@ pub unsafe fn move_box(mv: &BoxMove, src: *const u8, dst: *mut u8, policy: OnOve
 /// # Safety
 ///
 /// As for [`move_box`].
-unsafe fn move_box_on(
+pub(crate) unsafe fn move_box_on(
     cpu: Cpu,
     mv: &BoxMove,
     src: *const u8,

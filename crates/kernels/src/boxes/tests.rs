@@ -115,6 +115,31 @@ proptest! {
     }
 }
 
+proptest! {
+    /// A scan counts what a conversion to its target counts.
+    #[test]
+    fn a_scan_counts_as_a_conversion_does(case in case()) {
+        prop_assume!(case.mv.src.is_float());
+        let mv = case.mv;
+        let (_, expected) = run(None, &case);
+        let mut tally = Tally::default();
+        // SAFETY: the source spans the box.
+        unsafe { scan_box(mv.src, mv.dst, mv.extents, mv.src_strides, case.src.as_ptr(), &mut tally) };
+        if mv.src == mv.dst {
+            // A move reads no values: count them here.
+            let wide = BoxMove { dst: if mv.src == Elem::F32 { Elem::F16 } else { Elem::F32 }, ..mv };
+            let (strides, bytes) = strides(mv.extents, [0, 1, 2], wide.dst.bytes(), [0; 3]);
+            let wide = BoxMove { dst_strides: strides, ..wide };
+            let (_, expected) = run(None, &Case { mv: wide, dst_bytes: bytes, ..case });
+            prop_assert_eq!((tally.nan, tally.first_nan), (expected.nan, expected.first_nan));
+            prop_assert_eq!((tally.infinity, tally.first_infinity), (expected.infinity, expected.first_infinity));
+            prop_assert_eq!(tally.overflow, 0);
+        } else {
+            prop_assert_eq!(tally, expected);
+        }
+    }
+}
+
 /// A move of one line of `src` elements.
 fn line(src: Elem, dst: Elem, values: Vec<u8>, policy: OnOverflow) -> Case {
     let lanes = values.len() / src.bytes();
@@ -223,6 +248,24 @@ fn overflow_is_counted_where_it_happens_and_clamped_on_request() {
             assert_eq!(at(608), if clamped { 0x7BFF } else { 0x7C00 });
             assert_eq!(at(900), if clamped { 0xFBFF } else { 0xFC00 });
             assert_eq!(at(5), 0xFC00, "an infinity is not an overflow and stays one");
+        }
+    }
+}
+
+/// Larger than a block of tiles on both sides, with tiles that stick out, in both orders of the walk.
+#[test]
+fn a_matrix_of_several_blocks_is_transposed_whole() {
+    for elem in [Elem::U8, Elem::U16, Elem::U32, Elem::U64] {
+        for [rows, cols] in [[530, 290], [70, 1100], [1100, 70]] {
+            let extents = [1, rows, cols];
+            let (src_strides, src_bytes) = strides(extents, [0, 1, 2], elem.bytes(), [0, 24, 0]);
+            let (dst_strides, dst_bytes) = strides(extents, [0, 2, 1], elem.bytes(), [0, 8, 0]);
+            let mv = BoxMove { extents, src_strides, dst_strides, src: elem, dst: elem };
+            let case = Case { mv, src: noise(elem, src_bytes, 3), dst_bytes, policy: OnOverflow::Error };
+            let expected = run(None, &case).0;
+            for cpu in Cpu::all() {
+                assert!(run(Some(cpu), &case).0 == expected, "{elem:?}, {rows} × {cols} on {cpu:?}");
+            }
         }
     }
 }

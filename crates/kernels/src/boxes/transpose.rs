@@ -7,50 +7,30 @@ use crate::arch::{Lines, Matrix};
 /// Bytes of the buffer in which a block is turned before it is written or converted.
 const STAGE: usize = 16384;
 
+/// Bytes of a source line in a block: several cache lines, so that each visit to a page pays.
+const SRC_LINE: usize = 256;
+
 #[repr(C, align(64))]
 struct Stage([u8; STAGE]);
 
 /// Transposes without conversion.
 ///
-/// Where the destination's lines touch, a block of them is turned in a small buffer and written by one `memcpy`, which
-/// need not read what it overwrites.
-///
 /// # Safety
 ///
 /// As for [`super::move_box`]; `col` is packed in the source, `row` in the destination, encodings are equal.
 pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
-    let bytes = job.mv.src.bytes();
-    let line = row.extent * bytes;
-    let tile = 64 / bytes;
-    let gather = cfg!(target_arch = "x86_64")
-        && col.dst == line.cast_signed()
-        && line * tile <= STAGE
-        && line * col.extent >= 2048;
-    let cols_at_once = if gather { STAGE / (line * tile) * tile } else { col.extent };
-    let mut stage = Stage([0; STAGE]);
     for plane in 0..outer.extent.cast_signed() {
-        for first in (0..col.extent).step_by(cols_at_once) {
-            let cols = cols_at_once.min(col.extent - first);
-            let start = first.cast_signed();
-            // SAFETY: the block lies inside the box; the buffer holds `cols` lines.
-            unsafe {
-                let dst = job.dst.offset(plane * outer.dst + start * col.dst);
-                let mut matrix = Matrix {
-                    src: job.src.offset(plane * outer.src + start * col.src),
-                    src_stride: row.src,
-                    dst,
-                    dst_stride: col.dst,
-                    rows: row.extent,
-                    cols,
-                };
-                if gather {
-                    (matrix.dst, matrix.dst_stride) = (stage.0.as_mut_ptr(), line.cast_signed());
-                }
-                job.cpu.transpose(bytes, matrix);
-                if gather {
-                    dst.copy_from_nonoverlapping(stage.0.as_ptr(), cols * line);
-                }
-            }
+        // SAFETY: the plane is a matrix inside the box, on both sides.
+        unsafe {
+            let matrix = Matrix {
+                src: job.src.offset(plane * outer.src),
+                src_stride: row.src,
+                dst: job.dst.offset(plane * outer.dst),
+                dst_stride: col.dst,
+                rows: row.extent,
+                cols: col.extent,
+            };
+            job.cpu.transpose(job.mv.src.bytes(), matrix);
         }
     }
 }
@@ -62,8 +42,8 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
 /// As for [`super::move_box`]; `col` is packed in the source, `row` in the destination, encodings are floats that differ.
 pub(super) unsafe fn convert(job: &mut Job, outer: Axis, row: Axis, col: Axis) {
     let BoxMove { src: from, dst: to, .. } = *job.mv;
-    let cols_at_once = 64 / from.bytes();
-    let rows_at_once = STAGE / 64;
+    let cols_at_once = SRC_LINE / from.bytes();
+    let rows_at_once = STAGE / SRC_LINE;
     let mut stage = Stage([0; STAGE]);
     for plane in 0..outer.extent {
         for first_col in (0..col.extent).step_by(cols_at_once) {

@@ -1,6 +1,6 @@
 //! 64-bit ARM: NEON, which every such CPU has.
 
-mod neon;
+pub(super) mod neon;
 
 use super::{Lines, Matrix};
 use crate::Elem;

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::scalar;
-use super::super::tile::{Gathered, walk};
+use super::super::tile::{Gathered, rounds, walk};
 use super::super::{Lines, Matrix};
 use crate::Elem;
 
@@ -39,6 +39,17 @@ unsafe fn load_bf16(at: *const u8) -> __m256 {
 unsafe fn load_f32(at: *const u8) -> __m256 {
     // SAFETY: 32 readable bytes.
     unsafe { _mm256_loadu_ps(at.cast()) }
+}
+
+/// # Safety
+///
+/// `at` is readable for 8 codes.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+unsafe fn load_i8(at: *const u8, scale: __m256) -> __m256 {
+    // SAFETY: 8 readable bytes.
+    let codes = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(at.cast()) });
+    _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale)
 }
 
 /// # Safety
@@ -89,26 +100,41 @@ fn any_at_least(v: __m256i, limit: u32) -> bool {
     _mm256_movemask_epi8(_mm256_cmpgt_epi32(v, below)) != 0
 }
 
+/// The lanes of a line that fill no step.
+macro_rules! tail {
+    ($from:expr, $to:expr, $lines:expr,) => {
+        scalar::convert($from, $to, $lines)
+    };
+    ($from:expr, $to:expr, $lines:expr, $scales:ident, $line:ident) => {
+        scalar::convert_scaled($from, $to, $lines, &$scales[$line..=$line])
+    };
+}
+
 macro_rules! conversion {
     ($name:ident, $load:ident, $from:expr, $store:ident, $to:expr) => {
+        conversion!($name, $load(), $from, $store, $to,);
+    };
+    ($name:ident, $load:ident($($scale:ident)?), $from:expr, $store:ident, $to:expr, $($scales:ident)?) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::convert`].
         #[target_feature(enable = "avx2,f16c")]
-        unsafe fn $name(block: Lines) -> bool {
+        unsafe fn $name(block: Lines $(, $scales: &[f32])?) -> bool {
             const FROM: usize = $from.bytes();
             const TO: usize = $to.bytes();
             let sign = _mm256_set1_epi32(0x7FFF_FFFF);
             let mut largest = _mm256_setzero_si256();
             let mut unusual = false;
             let body = block.lanes / STEP * STEP;
-            for line in 0..block.lines.cast_signed() {
+            for line in 0..block.lines {
+                $(let $scale = _mm256_set1_ps($scales[line]);)?
+                let at = line.cast_signed();
                 // SAFETY: `line` stays inside the block, the steps inside the line.
                 unsafe {
-                    let src = block.src.offset(line * block.src_stride);
-                    let dst = block.dst.offset(line * block.dst_stride);
+                    let src = block.src.offset(at * block.src_stride);
+                    let dst = block.dst.offset(at * block.dst_stride);
                     for lane in (0..body).step_by(STEP) {
-                        let v = $load(src.add(lane * FROM));
+                        let v = $load(src.add(lane * FROM) $(, $scale)?);
                         let magnitude = _mm256_and_si256(_mm256_castps_si256(v), sign);
                         largest = _mm256_max_epu32(largest, magnitude);
                         $store(dst.add(lane * TO), v);
@@ -121,7 +147,7 @@ macro_rules! conversion {
                             lanes: block.lanes - body,
                             ..block
                         };
-                        unusual |= scalar::convert($from, $to, tail);
+                        unusual |= tail!($from, $to, tail, $($scales, line)?);
                     }
                 }
             }
@@ -137,6 +163,25 @@ conversion!(bf16_to_f16, load_bf16, Elem::BF16, store_f16, Elem::F16);
 conversion!(bf16_to_f32, load_bf16, Elem::BF16, store_f32, Elem::F32);
 conversion!(f32_to_f16, load_f32, Elem::F32, store_f16, Elem::F16);
 conversion!(f32_to_bf16, load_f32, Elem::F32, store_bf16, Elem::BF16);
+
+conversion!(i8_to_f16, load_i8(scale), Elem::I8, store_f16, Elem::F16, scales);
+conversion!(i8_to_bf16, load_i8(scale), Elem::I8, store_bf16, Elem::BF16, scales);
+conversion!(i8_to_f32, load_i8(scale), Elem::I8, store_f32, Elem::F32, scales);
+
+/// # Safety
+///
+/// As for [`super::super::Cpu::int8_decode`].
+#[target_feature(enable = "avx2,f16c")]
+pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool {
+    // SAFETY: the caller's promise is the body's.
+    unsafe {
+        match to {
+            Elem::F16 => i8_to_f16(block, scales),
+            Elem::BF16 => i8_to_bf16(block, scales),
+            _ => i8_to_f32(block, scales),
+        }
+    }
+}
 
 /// # Safety
 ///
@@ -170,7 +215,7 @@ fn load_pieces<const ROWS: usize>(g: &Gathered<ROWS>, first: usize, apart: usize
 }
 
 macro_rules! transpose {
-    ($name:ident, $bytes:literal, $low:ident, $high:ident) => {
+    ($name:ident, $bytes:literal, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::transpose`].
@@ -180,24 +225,12 @@ macro_rules! transpose {
             const SIDE: usize = 16 / $bytes;
             let tile = |g: &Gathered<{ 2 * SIDE }>, dst: *mut u8, stride: isize| {
                 for piece in 0..4 {
-                    let mut v = [_mm256_setzero_si256(); SIDE];
-                    for r in 0..SIDE {
-                        v[r] = load_pieces(g, r, SIDE, piece);
-                    }
-                    // Interleaving line n with line n + SIDE / 2 rotates the bits of (line, lane) by one; after
-                    // log2(SIDE) rounds line and lane have changed places.
-                    for _ in 0..SIDE.trailing_zeros() {
-                        let mut w = v;
-                        for n in 0..SIDE / 2 {
-                            w[2 * n] = $low(v[n], v[n + SIDE / 2]);
-                            w[2 * n + 1] = $high(v[n], v[n + SIDE / 2]);
-                        }
-                        v = w;
-                    }
-                    for (c, v) in v.into_iter().enumerate() {
-                        let line = (piece * SIDE + c).cast_signed() * stride;
-                        // SAFETY: `walk` gives a destination of 64 / $bytes lines of 32 bytes.
-                        unsafe { _mm256_storeu_si256(dst.offset(line).cast(), v) };
+                    let v = rounds!($rounds, [$(load_pieces(g, 2 * $n, SIDE, piece), load_pieces(g, 2 * $n + 1, SIDE, piece)),*], |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
+                    let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride).cast();
+                    // SAFETY: `walk` gives a destination of 64 / $bytes lines of 32 bytes.
+                    unsafe {
+                        $(_mm256_storeu_si256(line(2 * $n), v[2 * $n]);
+                        _mm256_storeu_si256(line(2 * $n + 1), v[2 * $n + 1]);)*
                     }
                 }
             };
@@ -207,10 +240,10 @@ macro_rules! transpose {
     };
 }
 
-transpose!(transpose_1, 1, _mm256_unpacklo_epi8, _mm256_unpackhi_epi8);
-transpose!(transpose_2, 2, _mm256_unpacklo_epi16, _mm256_unpackhi_epi16);
-transpose!(transpose_4, 4, _mm256_unpacklo_epi32, _mm256_unpackhi_epi32);
-transpose!(transpose_8, 8, _mm256_unpacklo_epi64, _mm256_unpackhi_epi64);
+transpose!(transpose_1, 1, _mm256_unpacklo_epi8, _mm256_unpackhi_epi8, [+ + + +], [0 1 2 3 4 5 6 7]);
+transpose!(transpose_2, 2, _mm256_unpacklo_epi16, _mm256_unpackhi_epi16, [+ + +], [0 1 2 3]);
+transpose!(transpose_4, 4, _mm256_unpacklo_epi32, _mm256_unpackhi_epi32, [+ +], [0 1]);
+transpose!(transpose_8, 8, _mm256_unpacklo_epi64, _mm256_unpackhi_epi64, [+], [0]);
 
 /// # Safety
 ///
@@ -228,3 +261,28 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
         }
     }
 }
+
+/// See [`super::super::Cpu::range`].
+#[target_feature(enable = "avx2")]
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    let (chunks, tail) = values.as_chunks::<8>();
+    let mut min = _mm256_set1_ps(f32::INFINITY);
+    let mut max = _mm256_set1_ps(f32::NEG_INFINITY);
+    for chunk in chunks {
+        // SAFETY: `chunk` is 32 readable bytes.
+        let v = unsafe { _mm256_loadu_ps(chunk.as_ptr()) };
+        // Of a NaN and a number, the second operand is taken.
+        min = _mm256_min_ps(v, min);
+        max = _mm256_max_ps(v, max);
+    }
+    let rest = scalar::range(tail);
+    let swap = |v| _mm256_permute2f128_ps::<1>(v, v);
+    let (mut min, mut max) = (_mm256_min_ps(min, swap(min)), _mm256_max_ps(max, swap(max)));
+    min = _mm256_min_ps(min, _mm256_permute_ps::<0b01_00_11_10>(min));
+    max = _mm256_max_ps(max, _mm256_permute_ps::<0b01_00_11_10>(max));
+    min = _mm256_min_ps(min, _mm256_permute_ps::<0b10_11_00_01>(min));
+    max = _mm256_max_ps(max, _mm256_permute_ps::<0b10_11_00_01>(max));
+    (_mm256_cvtss_f32(min).min(rest.0), _mm256_cvtss_f32(max).max(rest.1))
+}
+
+super::super::shared_bodies!(#[target_feature(enable = "avx2,fma")]);

@@ -3,12 +3,12 @@
 use std::arch::x86_64::*;
 
 use super::super::scalar;
-use super::super::tile::{Gathered, walk};
+use super::super::tile::{Gathered, rounds, walk};
 use super::super::{Lines, Matrix};
 use crate::Elem;
 
-/// Elements of one step of a conversion.
-const STEP: usize = 16;
+/// Elements of one step of a conversion: whole cache lines are written, which then need not be read first.
+const STEP: usize = 32;
 
 /// # Safety
 ///
@@ -43,74 +43,138 @@ unsafe fn load_f32(at: *const u8) -> __m512 {
 
 /// # Safety
 ///
-/// `at` is writable for 16 elements.
+/// `at` is readable for 16 codes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_f16(at: *mut u8, v: __m512) {
-    let narrow = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(v);
-    // SAFETY: 32 writable bytes.
-    unsafe { _mm256_storeu_si256(at.cast(), narrow) }
+unsafe fn load_i8(at: *const u8, scale: __m512) -> __m512 {
+    // SAFETY: 16 readable bytes.
+    let codes = _mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(at.cast()) });
+    _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scale)
+}
+
+/// # Safety
+///
+/// `at` is writable for 32 elements.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+#[inline]
+unsafe fn store_f16(at: *mut u8, low: __m512, high: __m512) {
+    let low = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(low);
+    let high = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(high);
+    let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+    // SAFETY: 64 writable bytes.
+    unsafe { _mm512_storeu_si512(at.cast(), both) }
 }
 
 /// Rounds to nearest even in integers; a NaN may come out as anything, see [`super::super::Cpu::convert`].
 ///
 /// # Safety
 ///
-/// `at` is writable for 16 elements.
+/// `at` is writable for 32 elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_bf16(at: *mut u8, v: __m512) {
-    let bits = _mm512_castps_si512(v);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    let narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
-    // SAFETY: 32 writable bytes.
-    unsafe { _mm256_storeu_si256(at.cast(), narrow) }
+unsafe fn store_bf16(at: *mut u8, low: __m512, high: __m512) {
+    let [low, high] = [low, high].map(|v| {
+        let bits = _mm512_castps_si512(v);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd)
+    });
+    // The upper halves, in the order of the lanes.
+    let (low, high) = (_mm512_srli_epi32::<16>(low), _mm512_srli_epi32::<16>(high));
+    let both = _mm512_packus_epi32(low, high);
+    let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    let both = _mm512_permutexvar_epi64(order, both);
+    // SAFETY: 64 writable bytes.
+    unsafe { _mm512_storeu_si512(at.cast(), both) }
+}
+
+/// The instruction takes subnormal numbers for zero: right for floats that come from f16 alone, none of which is
+/// subnormal in f32 or bf16.
+///
+/// # Safety
+///
+/// `at` is writable for 32 elements.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,avx512bf16")]
+#[inline]
+unsafe fn store_bf16_of_f16(at: *mut u8, low: __m512, high: __m512) {
+    let both = _mm512_cvtne2ps_pbh(high, low);
+    // SAFETY: 64 writable bytes; both types are 512 bits without a meaning of their own.
+    unsafe { _mm512_storeu_si512(at.cast(), std::mem::transmute::<__m512bh, __m512i>(both)) }
 }
 
 /// # Safety
 ///
-/// `at` is writable for 16 elements.
+/// `at` is writable for 32 elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_f32(at: *mut u8, v: __m512) {
-    // SAFETY: 64 writable bytes.
-    unsafe { _mm512_storeu_ps(at.cast(), v) }
+unsafe fn store_f32(at: *mut u8, low: __m512, high: __m512) {
+    // SAFETY: 128 writable bytes.
+    unsafe {
+        _mm512_storeu_ps(at.cast(), low);
+        _mm512_storeu_ps(at.add(64).cast(), high);
+    }
+}
+
+/// Where a line's second step starts: at the first whole cache line of the destination, or one step on.
+fn second_step(dst: *mut u8, bytes: usize) -> usize {
+    let skip = dst.addr().next_multiple_of(64) - dst.addr();
+    if skip == 0 || !skip.is_multiple_of(bytes) { STEP } else { skip / bytes }
+}
+
+/// The lanes of a line that fill no step.
+macro_rules! tail {
+    ($from:expr, $to:expr, $lines:expr,) => {
+        scalar::convert($from, $to, $lines)
+    };
+    ($from:expr, $to:expr, $lines:expr, $scales:ident, $line:ident) => {
+        scalar::convert_scaled($from, $to, $lines, &$scales[$line..=$line])
+    };
 }
 
 macro_rules! conversion {
-    ($name:ident, $load:ident, $from:expr, $store:ident, $to:expr) => {
+    ($(#[$features:meta])* $name:ident, $load:ident, $from:expr, $store:ident, $to:expr) => {
+        conversion!($(#[$features])* $name, $load(), $from, $store, $to,);
+    };
+    ($(#[$features:meta])* $name:ident, $load:ident($($scale:ident)?), $from:expr, $store:ident, $to:expr, $($scales:ident)?) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::convert`].
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-        unsafe fn $name(block: Lines) -> bool {
+        $(#[$features])*
+        pub(super) unsafe fn $name(block: Lines $(, $scales: &[f32])?) -> bool {
             const FROM: usize = $from.bytes();
             const TO: usize = $to.bytes();
             let sign = _mm512_set1_epi32(0x7FFF_FFFF);
             let mut largest = _mm512_setzero_si512();
             let mut unusual = false;
-            let body = block.lanes / STEP * STEP;
-            for line in 0..block.lines.cast_signed() {
+            for line in 0..block.lines {
+                $(let $scale = _mm512_set1_ps($scales[line]);)?
+                let at = line.cast_signed();
                 // SAFETY: `line` stays inside the block, the steps inside the line.
                 unsafe {
-                    let src = block.src.offset(line * block.src_stride);
-                    let dst = block.dst.offset(line * block.dst_stride);
-                    for lane in (0..body).step_by(STEP) {
-                        let v = $load(src.add(lane * FROM));
-                        let magnitude = _mm512_and_si512(_mm512_castps_si512(v), sign);
-                        largest = _mm512_max_epu32(largest, magnitude);
-                        $store(dst.add(lane * TO), v);
+                    let src = block.src.offset(at * block.src_stride);
+                    let dst = block.dst.offset(at * block.dst_stride);
+                    let mut step = |lane: usize| {
+                        let (low, high) = ($load(src.add(lane * FROM) $(, $scale)?), $load(src.add((lane + 16) * FROM) $(, $scale)?));
+                        for v in [low, high] {
+                            let magnitude = _mm512_and_si512(_mm512_castps_si512(v), sign);
+                            largest = _mm512_max_epu32(largest, magnitude);
+                        }
+                        $store(dst.add(lane * TO), low, high);
+                    };
+                    if block.lanes < STEP {
+                        let short = Lines { src, dst, lines: 1, ..block };
+                        unusual |= tail!($from, $to, short, $($scales, line)?);
+                        continue;
                     }
-                    if body < block.lanes {
-                        let tail = Lines {
-                            src: src.add(body * FROM),
-                            dst: dst.add(body * TO),
-                            lines: 1,
-                            lanes: block.lanes - body,
-                            ..block
-                        };
-                        unusual |= scalar::convert($from, $to, tail);
+                    // The first and the last step may do some elements twice.
+                    step(0);
+                    let mut lane = second_step(dst, TO);
+                    while lane + STEP <= block.lanes {
+                        step(lane);
+                        lane += STEP;
+                    }
+                    if lane < block.lanes {
+                        step(block.lanes - STEP);
                     }
                 }
             }
@@ -120,12 +184,39 @@ macro_rules! conversion {
     };
 }
 
+conversion!(
+    #[target_feature(enable = "avx512bf16")]
+    f16_to_bf16_directly,
+    load_f16,
+    Elem::F16,
+    store_bf16_of_f16,
+    Elem::BF16
+);
 conversion!(f16_to_bf16, load_f16, Elem::F16, store_bf16, Elem::BF16);
 conversion!(f16_to_f32, load_f16, Elem::F16, store_f32, Elem::F32);
 conversion!(bf16_to_f16, load_bf16, Elem::BF16, store_f16, Elem::F16);
 conversion!(bf16_to_f32, load_bf16, Elem::BF16, store_f32, Elem::F32);
 conversion!(f32_to_f16, load_f32, Elem::F32, store_f16, Elem::F16);
 conversion!(f32_to_bf16, load_f32, Elem::F32, store_bf16, Elem::BF16);
+
+conversion!(i8_to_f16, load_i8(scale), Elem::I8, store_f16, Elem::F16, scales);
+conversion!(i8_to_bf16, load_i8(scale), Elem::I8, store_bf16, Elem::BF16, scales);
+conversion!(i8_to_f32, load_i8(scale), Elem::I8, store_f32, Elem::F32, scales);
+
+/// # Safety
+///
+/// As for [`super::super::Cpu::int8_decode`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool {
+    // SAFETY: the caller's promise is the body's.
+    unsafe {
+        match to {
+            Elem::F16 => i8_to_f16(block, scales),
+            Elem::BF16 => i8_to_bf16(block, scales),
+            _ => i8_to_f32(block, scales),
+        }
+    }
+}
 
 /// # Safety
 ///
@@ -161,7 +252,7 @@ fn load_pieces<const ROWS: usize>(g: &Gathered<ROWS>, first: usize, apart: usize
 }
 
 macro_rules! transpose {
-    ($name:ident, $bytes:literal, $low:ident, $high:ident) => {
+    ($name:ident, $bytes:literal, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
         /// As for [`super::super::Cpu::transpose`].
@@ -171,24 +262,12 @@ macro_rules! transpose {
             const SIDE: usize = 16 / $bytes;
             let tile = |g: &Gathered<{ 4 * SIDE }>, dst: *mut u8, stride: isize| {
                 for piece in 0..4 {
-                    let mut v = [_mm512_setzero_si512(); SIDE];
-                    for r in 0..SIDE {
-                        v[r] = load_pieces(g, r, SIDE, piece);
-                    }
-                    // Interleaving line n with line n + SIDE / 2 rotates the bits of (line, lane) by one; after
-                    // log2(SIDE) rounds line and lane have changed places.
-                    for _ in 0..SIDE.trailing_zeros() {
-                        let mut w = v;
-                        for n in 0..SIDE / 2 {
-                            w[2 * n] = $low(v[n], v[n + SIDE / 2]);
-                            w[2 * n + 1] = $high(v[n], v[n + SIDE / 2]);
-                        }
-                        v = w;
-                    }
-                    for (c, v) in v.into_iter().enumerate() {
-                        let line = (piece * SIDE + c).cast_signed() * stride;
-                        // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes.
-                        unsafe { _mm512_storeu_si512(dst.offset(line).cast(), v) };
+                    let v = rounds!($rounds, [$(load_pieces(g, 2 * $n, SIDE, piece), load_pieces(g, 2 * $n + 1, SIDE, piece)),*], |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
+                    let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride).cast();
+                    // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes.
+                    unsafe {
+                        $(_mm512_storeu_si512(line(2 * $n), v[2 * $n]);
+                        _mm512_storeu_si512(line(2 * $n + 1), v[2 * $n + 1]);)*
                     }
                 }
             };
@@ -198,10 +277,10 @@ macro_rules! transpose {
     };
 }
 
-transpose!(transpose_1, 1, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8);
-transpose!(transpose_2, 2, _mm512_unpacklo_epi16, _mm512_unpackhi_epi16);
-transpose!(transpose_4, 4, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32);
-transpose!(transpose_8, 8, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64);
+transpose!(transpose_1, 1, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8, [+ + + +], [0 1 2 3 4 5 6 7]);
+transpose!(transpose_2, 2, _mm512_unpacklo_epi16, _mm512_unpackhi_epi16, [+ + +], [0 1 2 3]);
+transpose!(transpose_4, 4, _mm512_unpacklo_epi32, _mm512_unpackhi_epi32, [+ +], [0 1]);
+transpose!(transpose_8, 8, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, [+], [0]);
 
 /// # Safety
 ///
@@ -219,3 +298,22 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
         }
     }
 }
+
+/// See [`super::super::Cpu::range`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(crate) fn range(values: &[f32]) -> (f32, f32) {
+    let (chunks, tail) = values.as_chunks::<16>();
+    let mut min = _mm512_set1_ps(f32::INFINITY);
+    let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
+    for chunk in chunks {
+        // SAFETY: `chunk` is 64 readable bytes.
+        let v = unsafe { _mm512_loadu_ps(chunk.as_ptr()) };
+        // Of a NaN and a number, the second operand is taken.
+        min = _mm512_min_ps(v, min);
+        max = _mm512_max_ps(v, max);
+    }
+    let rest = scalar::range(tail);
+    (_mm512_reduce_min_ps(min).min(rest.0), _mm512_reduce_max_ps(max).max(rest.1))
+}
+
+super::super::shared_bodies!(#[target_feature(enable = "avx512f,avx512bw,avx512vl")]);

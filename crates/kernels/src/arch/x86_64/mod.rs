@@ -1,7 +1,7 @@
 //! x86-64: 256-bit bodies for AVX2 with F16C, 512-bit bodies for AVX-512.
 
-mod avx2;
-mod avx512;
+pub(super) mod avx2;
+pub(super) mod avx512;
 
 use super::{Lines, Matrix};
 use crate::Elem;
@@ -37,7 +37,10 @@ impl Avx2F16c {
 
 /// AVX-512 with its byte, word and vector-length parts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    /// Whether f32 narrows to bf16 in one instruction.
+    bf16: bool,
+}
 
 impl Avx512 {
     pub(crate) fn new() -> Option<Avx512> {
@@ -45,7 +48,12 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl");
-        seen.then_some(Avx512(()))
+        seen.then(|| Avx512 { bf16: is_x86_feature_detected!("avx512bf16") })
+    }
+
+    /// The same as on a CPU that has no bf16 instructions.
+    pub(crate) fn without_bf16() -> Option<Avx512> {
+        Avx512::new().map(|_| Avx512 { bf16: false })
     }
 
     /// # Safety
@@ -53,7 +61,13 @@ impl Avx512 {
     /// As for [`super::Cpu::convert`].
     pub(super) unsafe fn convert(self, from: Elem, to: Elem, block: Lines) -> bool {
         // SAFETY: `self` exists only if `new` saw the features; the rest is the caller's promise.
-        unsafe { avx512::convert(from, to, block) }
+        unsafe {
+            if self.bf16 && (from, to) == (Elem::F16, Elem::BF16) {
+                avx512::f16_to_bf16_directly(block)
+            } else {
+                avx512::convert(from, to, block)
+            }
+        }
     }
 
     /// # Safety
