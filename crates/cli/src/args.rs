@@ -237,7 +237,7 @@ pub(crate) struct BenchHandoff {
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Measurements of each figure.
-    #[arg(long, default_value_t = 9, value_name = "N")]
+    #[arg(long, default_value_t = 21, value_name = "N")]
     pub(crate) repeats: usize,
     /// Print one JSON document.
     #[arg(long)]

@@ -11,7 +11,7 @@ pub const PAGE_BYTES: usize = 16_384;
 
 /// From this size on a buffer is a mapping of its own: zero pages that exist once they are written, returned to the
 /// system when the buffer goes.
-const MAPPED_FROM_BYTES: usize = 1 << 20;
+const MAPPED_FROM_BYTES: usize = 64 << 10;
 /// Mappings start on a huge page, so that the system can grant them.
 const MAPPING_ALIGN_BYTES: usize = 2 << 20;
 
