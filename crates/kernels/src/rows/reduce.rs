@@ -41,7 +41,9 @@ impl Kernel for ReduceKernel<'_> {
             Reduction::Mean => sum_of(l, row, 0.0, Sum) / row.len() as f32,
             Reduction::SumOfSquares => sum_of(l, row, 0.0, Deviation(0.0)),
             Reduction::SumOfFinite => sum_of(l, row, 0.0, Zero),
-            Reduction::Max => nan_or(row, l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, Largest))),
+            Reduction::Max => {
+                nan_or(row, l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, Largest)))
+            }
             Reduction::Min => {
                 let negated = l.mul(fold(l, row, f32::INFINITY, f32::INFINITY, Smallest), l.splat(-1.0));
                 nan_or(row, -l.largest(negated))
@@ -258,6 +260,7 @@ fn at<L: Lanes>(l: L, v: &[f32], i: usize) -> L::V {
 }
 
 #[inline(always)]
+#[expect(clippy::manual_map, reason = "a closure would not be compiled for the instruction set")]
 fn at_option<L: Lanes>(l: L, v: Option<&[f32]>, i: usize) -> Option<L::V> {
     match v {
         Some(v) => Some(at(l, v, i)),
@@ -266,6 +269,7 @@ fn at_option<L: Lanes>(l: L, v: Option<&[f32]>, i: usize) -> Option<L::V> {
 }
 
 #[inline(always)]
+#[expect(clippy::manual_map, reason = "a closure would not be compiled for the instruction set")]
 fn part_option<L: Lanes>(l: L, v: Option<&[f32]>, whole: usize) -> Option<L::V> {
     match v {
         Some(v) => Some(l.load_part(&v[whole..], 0.0)),
