@@ -33,20 +33,19 @@ fn live_rows(json: &str) -> PyResult<LiveRows> {
 
 #[pymethods]
 impl NativeView {
-    /// A view of arrays that stay where they are. `cache` and `live` are JSON.
+    /// A view of arrays that stay where they are. `cache` and `live` are JSON; without `cache`, sizes are taken
+    /// from the shapes where the layout leaves none open.
     #[staticmethod]
     #[pyo3(signature = (arrays, layout, cache, live, tokens=None, model_json=None))]
     fn from_arrays(
         arrays: Vec<Named<'_>>,
         layout: &str,
-        cache: &str,
+        cache: Option<&str>,
         live: &str,
         tokens: Option<Vec<u32>>,
         model_json: Option<&str>,
     ) -> PyResult<NativeView> {
-        let cache: CacheSpec = serde_json::from_str(cache).map_err(|e| {
-            to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
-        })?;
+        let layout = read_layout(layout)?;
         let mut tensors = Vec::new();
         for array in &arrays {
             let exported = Exported::new(array)?;
@@ -57,8 +56,16 @@ impl NativeView {
             let foreign = unsafe { Foreign::new(start, info.len_bytes, Box::new(buffer)) };
             tensors.push(Tensor { info, bytes: Bytes::new(foreign) });
         }
-        let mut view =
-            CacheView::new(read_layout(layout)?, cache, tensors, live_rows(live)?).map_err(to_python)?;
+        let cache: CacheSpec = match cache {
+            Some(json) => serde_json::from_str(json).map_err(|e| {
+                to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
+            })?,
+            None => {
+                let infos: Vec<_> = tensors.iter().map(|t| t.info.clone()).collect();
+                layout.infer_cache(&infos).map_err(|e| to_python(e.into()))?
+            }
+        };
+        let mut view = CacheView::new(layout, cache, tensors, live_rows(live)?).map_err(to_python)?;
         if let Some(json) = model_json {
             view = view.with_model(Some(model(json)?));
         }
