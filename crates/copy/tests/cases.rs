@@ -1,5 +1,7 @@
 //! Failures that hand-offs have had elsewhere, and what a run refuses.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use half::{bf16, f16};
 use kvbaton_copy::{CopyError, CopyOptions, CopyStats, OnOverflow, Threads, run};
 use kvbaton_layout::{

@@ -2,6 +2,8 @@
 //!
 //! `KVBATON_UPDATE=1` rewrites shapes and table.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::path::Path;
 
 use kvbaton_layout::{CacheSpec, DType, LayerSet, LayerSpec, Layout, LiveRows, Part, Sizes, Window, presets};
