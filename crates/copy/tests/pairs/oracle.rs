@@ -115,8 +115,10 @@ fn held(rule: &TensorRule, cache: &CacheSpec) -> Vec<Held> {
     all
 }
 
-/// (heads, key lanes, value lanes, window)
-fn attention(spec: &LayerSpec) -> Option<(usize, usize, usize, Option<(usize, usize)>)> {
+/// (heads, key lanes, value lanes, (window, kept rows))
+type Attention = (usize, usize, usize, Option<(usize, usize)>);
+
+fn attention(spec: &LayerSpec) -> Option<Attention> {
     match *spec {
         LayerSpec::Full { kv_heads, key_dim, value_dim } => Some((kv_heads, key_dim, value_dim, None)),
         LayerSpec::Sliding { kv_heads, key_dim, value_dim, window } => {
@@ -252,7 +254,7 @@ fn slots(
                 buffer.rotate_left(1);
                 capacity - 1
             }
-            Placement::LeftPadded => live.pad.unwrap() + count,
+            Placement::LeftPadded => live.pad.expect("the test states the pad") + count,
             Placement::Ring => token % capacity,
             Placement::RingFrom => {
                 // Written backwards from the stated end: the oldest of those that fit starts there.
@@ -260,7 +262,7 @@ fn slots(
                 if token < dropped {
                     continue;
                 }
-                (live.ring_start.unwrap() + token - dropped) % capacity
+                (live.ring_start.expect("the test states the start") + token - dropped) % capacity
             }
             Placement::RingIndexed => {
                 if index == capacity {
@@ -292,7 +294,7 @@ fn conv_slots(placement: Option<Placement>, slots: usize, steps: usize, live: &L
         let slot = match placement.unwrap_or(Placement::Left) {
             Placement::Left => step,
             Placement::Right => slots - steps + step,
-            Placement::LeftPadded => live.pad.unwrap() + step,
+            Placement::LeftPadded => live.pad.expect("the test states the pad") + step,
             Placement::Ring => row.rem_euclid(slots as i64) as usize,
             Placement::RingFrom => (live.conv_start.unwrap() + step) % slots,
             other => panic!("{other:?} is not a convolution state's"),
