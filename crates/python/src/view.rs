@@ -143,6 +143,7 @@ impl NativeView {
     /// report as JSON; `seconds` in it are those of planning and filling. `fresh` targets are mlx-lm's and hold
     /// nothing yet.
     #[pyo3(signature = (targets, layout, live, on_overflow="error", threads=0, fresh=false))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn fill(
         &self,
         py: Python<'_>,
