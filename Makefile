@@ -13,7 +13,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name 
 DEMO_MODEL := $(DEMO)/model/model.safetensors
 DEMO_PACKAGE := $(DEMO)/prefill.mlpackage/Manifest.json
 
-.PHONY: help demo test test-rust test-python test-slow lint doc check-macos openblas bench clean
+.PHONY: help demo test test-rust test-python test-slow lint doc check-macos test-aarch64 sanitize openblas bench clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "== Python environment in $(VENV)/ (mlx, mlx-lm, coremltools; a minute the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	    'mlx-lm' 'mlx[cpu] ; sys_platform == "linux"' coremltools safetensors gguf maturin mypy pytest ruff
+	    'mlx-lm' 'mlx[cpu] ; sys_platform == "linux"' coremltools safetensors gguf maturin msgpack mypy pytest ruff
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.installed $(RUST_SOURCES)
@@ -79,6 +79,17 @@ doc: ## Build the Rust documentation; warnings are errors.
 
 check-macos: ## Type-check for macOS on Linux.
 	@scripts/check-macos.sh --workspace --exclude kvbaton-python
+
+test-aarch64: ## Run the kernels' tests, NEON included, under qemu.
+	@scripts/test-aarch64.sh -p kvbaton-kernels
+
+sanitize: ## Run the tests of crates with unsafe code under AddressSanitizer.
+	@scripts/sanitize.sh
+
+bench: $(DEMO_PACKAGE) ## The hand-off and prefill against their peers (minutes).
+	@$(BIN)/kvbaton bench handoff --context 512,4096,8192
+	@$(BIN)/python bench/handoff_peers.py
+	@$(BIN)/kvbaton bench prefill $(DEMO)/prefill.mlpackage --tokens 512 --compare $(DEMO)/model
 
 openblas: ## Fetch OpenBLAS, under which MLX's Linux build multiplies float32 matrices fast.
 	@scripts/openblas.sh

@@ -44,6 +44,10 @@ class NativeView:
 
 class NativePrefill:
     def __init__(self, path: str | PathLike[str], threads: int = 0) -> None: ...
+    @staticmethod
+    def fake(
+        cache: str, lengths: list[int], row_align_bytes: int, ignores_backings: bool, fails_at: list[int]
+    ) -> NativePrefill: ...
     @property
     def engine(self) -> str: ...
     @property

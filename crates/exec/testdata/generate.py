@@ -88,20 +88,27 @@ case("rsqrt", lambda x: mb.rsqrt(x=x, epsilon=np.float16(1e-5)), positive, toler
 case("inverse", lambda x: mb.inverse(x=x, epsilon=np.float16(1e-4)), positive, tolerance=1e-3)
 case("log", lambda x: mb.log(x=x), positive, tolerance=1e-3)
 case("relu", lambda x: mb.relu(x=x), f16(3, 9))
-silu = lambda x: (x.astype(np.float64) / (1 + np.exp(-x.astype(np.float64))))
+silu = lambda x: x.astype(np.float64) / (1 + np.exp(-x.astype(np.float64)))
 case("silu", lambda x: mb.silu(x=x), f16(3, 37, scale=3), expect=silu, tolerance=1e-3)
 for mode in ("EXACT", "TANH_APPROXIMATION", "SIGMOID_APPROXIMATION"):
     case(f"gelu_{mode.lower()}", lambda x, mode=mode: mb.gelu(x=x, mode=mode), f16(3, 37), tolerance=1e-3)
 for op in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"):
     case(op, lambda x, y, op=op: integer(getattr(mb, op)(x=x, y=y)), i32(1, 2, 3), i32(2))
-    case(f"{op}_f16", lambda x, y, op=op: integer(getattr(mb, op)(x=x, y=y)), f16(3, 4), np.zeros(4, np.float16))
+    case(
+        f"{op}_f16",
+        lambda x, y, op=op: integer(getattr(mb, op)(x=x, y=y)),
+        f16(3, 4),
+        np.zeros(4, np.float16),
+    )
 less = lambda x: mb.less(x=x, y=np.int32(3))
 even = lambda x: mb.equal(x=mb.mod(x=x, y=np.int32(2)), y=np.int32(0))
 case("logical_and", lambda x: integer(mb.logical_and(x=less(x), y=even(x))), i32(1, 2, 3, 4))
 case("logical_or", lambda x: integer(mb.logical_or(x=less(x), y=even(x))), i32(1, 2, 3, 5))
 case("logical_not", lambda x: integer(mb.logical_not(x=less(x))), i32(1, 2, 3, 4))
 case("select", lambda x, p, q: mb.select(cond=less(x), a=p, b=q), i32(1, 5, 2), f16(2, 3), f16(2, 3))
-case("select_int", lambda x, p, q: mb.select(cond=less(x), a=p, b=q), i32(1, 5, 2), i32(7, 8, 9), i32(0, 1, 2))
+case(
+    "select_int", lambda x, p, q: mb.select(cond=less(x), a=p, b=q), i32(1, 5, 2), i32(7, 8, 9), i32(0, 1, 2)
+)
 case("cast_f16_f32", lambda x: mb.cast(x=x, dtype="fp32"), f16(3, 4))
 case("cast_f32_f16", lambda x: mb.cast(x=x, dtype="fp16"), f32(3, 4))
 case("cast_f32_int", lambda x: mb.cast(x=x, dtype="int32"), f32(3, 4) * 5)
@@ -118,48 +125,117 @@ case("squeeze", lambda x: mb.squeeze(x=x, axes=[0, -1]), f16(1, 3, 1))
 case("squeeze_all", lambda x: mb.squeeze(x=x), f16(1, 3, 1, 2))
 case("tile", lambda x: mb.tile(x=x, reps=[2, 1, 3]), f16(2, 3, 4))
 for axis in (0, 1, -1):
-    case(f"concat_{axis % 3}", lambda x, y, axis=axis: mb.concat(values=[x, y, x], axis=axis), f16(2, 3, 4), f16(2, 3, 4))
+    case(
+        f"concat_{axis % 3}",
+        lambda x, y, axis=axis: mb.concat(values=[x, y, x], axis=axis),
+        f16(2, 3, 4),
+        f16(2, 3, 4),
+    )
 case("concat_uneven", lambda x, y: mb.concat(values=[x, y], axis=1), f16(2, 1, 4), f16(2, 3, 4))
 case("concat_int", lambda x, y: mb.concat(values=[x, y], axis=0), i32(1, 2), i32(3))
 case("split", lambda x: mb.split(x=x, num_splits=2, axis=-1)[1], f16(3, 8))
 case("split_sizes", lambda x: mb.split(x=x, split_sizes=[1, 2, 3], axis=0)[2], f16(6, 2))
 case("slice", lambda x: mb.slice_by_index(x=x, begin=[0, 1, -3, 0], end=[2, 3, -1, 5]), t)
-case("slice_stride", lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0, 0], end=[2, 3, 4, 5], stride=[1, 2, 1, 3]), t)
+case(
+    "slice_stride",
+    lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0, 0], end=[2, 3, 4, 5], stride=[1, 2, 1, 3]),
+    t,
+)
 masks = dict(begin_mask=[True, False, False, False], end_mask=[False, True, False, False])
 case("slice_masks", lambda x: mb.slice_by_index(x=x, begin=[1, 1, 0, 2], end=[1, 2, 4, 4], **masks), t)
 squeeze = [False, True, False, False]
-case("slice_squeeze", lambda x: mb.slice_by_index(x=x, begin=[0, -1, 0, 0], end=[2, 0, 4, 5], squeeze_mask=squeeze), t)
+case(
+    "slice_squeeze",
+    lambda x: mb.slice_by_index(x=x, begin=[0, -1, 0, 0], end=[2, 0, 4, 5], squeeze_mask=squeeze),
+    t,
+)
 case("slice_back", lambda x: mb.slice_by_index(x=x, begin=[4, 0], end=[1, 3], stride=[-2, 1]), f16(6, 3))
-case("slice_back_mask", lambda x: mb.slice_by_index(x=x, begin=[0, 0], end=[0, 3], stride=[-1, 1], begin_mask=[True, False], end_mask=[True, False]), f16(4, 3))
+case(
+    "slice_back_mask",
+    lambda x: mb.slice_by_index(
+        x=x, begin=[0, 0], end=[0, 3], stride=[-1, 1], begin_mask=[True, False], end_mask=[True, False]
+    ),
+    f16(4, 3),
+)
 case("shape", lambda x: mb.shape(x=x), f16(2, 3, 4))
 case("softmax", lambda x: mb.softmax(x=x, axis=-1), f32(3, 4, 37), tolerance=1e-6)
 case("softmax_f16", lambda x: mb.softmax(x=x, axis=-1), f16(3, 4, 37), tolerance=2e-3)
 case("softmax_axis", lambda x: mb.softmax(x=x, axis=1), f32(3, 4, 37), tolerance=1e-6)
 norm = dict(gamma=f32(6), beta=f32(6), epsilon=np.float32(1e-3))
 case("layer_norm", lambda x: mb.layer_norm(x=x, axes=[-1], **norm), f32(2, 5, 6), tolerance=1e-5)
-case("layer_norm_two", lambda x: mb.layer_norm(x=x, axes=[1, 2], epsilon=np.float32(1e-3)), f32(2, 5, 6), tolerance=1e-5)
-case("layer_norm_f16", lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-3)), f16(2, 5, 40), tolerance=2e-3)
+case(
+    "layer_norm_two",
+    lambda x: mb.layer_norm(x=x, axes=[1, 2], epsilon=np.float32(1e-3)),
+    f32(2, 5, 6),
+    tolerance=1e-5,
+)
+case(
+    "layer_norm_f16",
+    lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-3)),
+    f16(2, 5, 40),
+    tolerance=2e-3,
+)
 for op in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_sum_square"):
     for axes, keep in (([-1], True), ([0], False), ([0, 2], True), ([1, 2], False)):
         name = f"{op}_{'_'.join(str(x) for x in axes)}".replace("-", "m")
-        case(name, lambda x, op=op, axes=axes, keep=keep: getattr(mb, op)(x=x, axes=axes, keep_dims=keep), f32(3, 4, 19), tolerance=1e-5)
+        case(
+            name,
+            lambda x, op=op, axes=axes, keep=keep: getattr(mb, op)(x=x, axes=axes, keep_dims=keep),
+            f32(3, 4, 19),
+            tolerance=1e-5,
+        )
 table = f16(7, 4)
 case("gather", lambda x, i: mb.gather(x=x, indices=i, axis=0), table, i32(3, 0, 6))
-case("gather_matrix", lambda x, i: mb.gather(x=x, indices=i, axis=0), table, np.array([[1, 2], [3, 4]], np.int32))
+case(
+    "gather_matrix",
+    lambda x, i: mb.gather(x=x, indices=i, axis=0),
+    table,
+    np.array([[1, 2], [3, 4]], np.int32),
+)
 case("gather_axis", lambda x, i: mb.gather(x=x, indices=i, axis=1), f16(2, 5, 3), i32(4, 4, 0))
-case("gather_negative", lambda x, i: mb.gather(x=x, indices=i, axis=0), table, i32(-1, -7), expect=lambda x, i: x[i])
+case(
+    "gather_negative",
+    lambda x, i: mb.gather(x=x, indices=i, axis=0),
+    table,
+    i32(-1, -7),
+    expect=lambda x, i: x[i],
+)
 W, B = f16(33, 20), f16(33)
-dot = lambda x, y: (x.astype(np.float64) @ y.astype(np.float64))
-case("linear", lambda x: mb.linear(x=x, weight=W), f16(2, 5, 20), expect=lambda x: dot(x, W.T), tolerance=1e-3)
-case("linear_bias", lambda x: mb.linear(x=x, weight=W, bias=B), f16(5, 20), expect=lambda x: dot(x, W.T) + B, tolerance=1e-3)
-case("linear_row", lambda x: mb.linear(x=x, weight=W, bias=B), f16(1, 20), expect=lambda x: dot(x, W.T) + B, tolerance=1e-3)
+dot = lambda x, y: x.astype(np.float64) @ y.astype(np.float64)
+case(
+    "linear", lambda x: mb.linear(x=x, weight=W), f16(2, 5, 20), expect=lambda x: dot(x, W.T), tolerance=1e-3
+)
+case(
+    "linear_bias",
+    lambda x: mb.linear(x=x, weight=W, bias=B),
+    f16(5, 20),
+    expect=lambda x: dot(x, W.T) + B,
+    tolerance=1e-3,
+)
+case(
+    "linear_row",
+    lambda x: mb.linear(x=x, weight=W, bias=B),
+    f16(1, 20),
+    expect=lambda x: dot(x, W.T) + B,
+    tolerance=1e-3,
+)
 swap = lambda x: np.swapaxes(x, -1, -2)
 case("matmul", lambda x, y: mb.matmul(x=x, y=y), f32(2, 3, 7, 5), f32(2, 3, 5, 6), tolerance=1e-6)
-case("matmul_y", lambda x, y: mb.matmul(x=x, y=y, transpose_y=True), f32(3, 7, 5), f32(3, 6, 5), tolerance=1e-6)
-case("matmul_x", lambda x, y: mb.matmul(x=x, y=y, transpose_x=True), f32(3, 5, 7), f32(3, 5, 6), tolerance=1e-6)
+case(
+    "matmul_y", lambda x, y: mb.matmul(x=x, y=y, transpose_y=True), f32(3, 7, 5), f32(3, 6, 5), tolerance=1e-6
+)
+case(
+    "matmul_x", lambda x, y: mb.matmul(x=x, y=y, transpose_x=True), f32(3, 5, 7), f32(3, 5, 6), tolerance=1e-6
+)
 case("matmul_broadcast", lambda x, y: mb.matmul(x=x, y=y), f32(2, 3, 7, 5), f32(3, 5, 6), tolerance=1e-6)
 case("matmul_5d", lambda x, y: mb.matmul(x=x, y=y), f32(1, 2, 3, 7, 5), f32(1, 2, 1, 5, 6), tolerance=1e-6)
-case("matmul_weight", lambda x: mb.matmul(x=x, y=W, transpose_y=True), f16(2, 5, 20), expect=lambda x: dot(x, W.T), tolerance=1e-3)
+case(
+    "matmul_weight",
+    lambda x: mb.matmul(x=x, y=W, transpose_y=True),
+    f16(2, 5, 20),
+    expect=lambda x: dot(x, W.T),
+    tolerance=1e-3,
+)
 case("range_1d", lambda s: mb.range_1d(start=np.int32(2), end=np.int32(11), step=np.int32(3)), i32(0))
 Q8 = RNG.integers(-128, 128, (6, 8)).astype(np.int8)
 SCALE, OFFSET = np.abs(f16(6, 2)) + np.float16(0.1), RNG.integers(-9, 9, (6, 2)).astype(np.int8)
@@ -174,7 +250,9 @@ case(
 Q4 = RNG.integers(-8, 8, (6, 8))
 case(
     "constexpr_int4_block",
-    lambda x: mb.add(x=x, y=mb.constexpr_blockwise_shift_scale(data=Q4.astype(types.np_int4_dtype), scale=SCALE)),
+    lambda x: mb.add(
+        x=x, y=mb.constexpr_blockwise_shift_scale(data=Q4.astype(types.np_int4_dtype), scale=SCALE)
+    ),
     np.zeros((6, 8), np.float16),
     expect=lambda x: scaled(Q4, spread(SCALE, Q4.shape), np.float32(0)),
 )
@@ -183,7 +261,9 @@ for bits in (2, 4, 6):
     indices, lut = RNG.integers(0, 2**bits, (6, 8)), f16(3, 1, 2**bits, 1)
     case(
         f"constexpr_lut{bits}",
-        lambda x, i=indices, lut=lut, kind=kind: mb.add(x=x, y=mb.constexpr_lut_to_dense(indices=i.astype(kind), lut=lut)),
+        lambda x, i=indices, lut=lut, kind=kind: mb.add(
+            x=x, y=mb.constexpr_lut_to_dense(indices=i.astype(kind), lut=lut)
+        ),
         np.zeros((6, 8), np.float16),
         expect=lambda x, i=indices, lut=lut: np.stack([lut[r // 2, 0, i[r], 0] for r in range(6)]),
     )
@@ -223,13 +303,17 @@ def ops():
     save(program, "ops")
     flat = lambda v: [int(x) if v.dtype.kind in "iub" else float(x) for x in np.asarray(v).ravel()]
     lines = {
-        "inputs": {k: {"dtype": str(v.dtype), "shape": v.shape, "values": flat(v)} for k, v in inputs.items()},
+        "inputs": {
+            k: {"dtype": str(v.dtype), "shape": v.shape, "values": flat(v)} for k, v in inputs.items()
+        },
         "outputs": {
             k: {"shape": v.shape, "values": flat(v), "tolerance": t} for k, (v, t) in expected.items()
         },
     }
     write = lambda d: "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in d.items()) + "\n}"
-    (HERE / "ops.json").write_text('{"inputs": ' + write(lines["inputs"]) + ',\n"outputs": ' + write(lines["outputs"]) + "}\n")
+    (HERE / "ops.json").write_text(
+        '{"inputs": ' + write(lines["inputs"]) + ',\n"outputs": ' + write(lines["outputs"]) + "}\n"
+    )
 
 
 S, D, G, R, E = 96, 16, 2, 3, 32
@@ -281,7 +365,9 @@ def five_dimensions(q, k, v, mask):
 
 def repeated(q, k, v, mask):
     """Keys and values repeated for every query head, -inf as the mask, the scale as a division."""
-    repeat = lambda x: mb.reshape(x=mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, R, 1, 1]), shape=[1, G * R, S, D])
+    repeat = lambda x: mb.reshape(
+        x=mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, R, 1, 1]), shape=[1, G * R, S, D]
+    )
     mask = np.where(mask < 0, -np.inf, 0).astype(np.float16)
     s = mb.real_div(x=mb.matmul(x=q, y=repeat(k), transpose_y=True), y=np.float16(D**0.5))
     return mb.matmul(x=mb.softmax(x=mb.add(x=mask[None, None], y=s), axis=-1), y=repeat(v))

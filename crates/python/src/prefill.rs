@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use kvbaton::{CpuPrefill, Prefill};
+use kvbaton::fake::{FakePrefill, Habits};
+use kvbaton::layout::CacheSpec;
+use kvbaton::{CpuPrefill, Error, ErrorKind, Prefill};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -12,10 +14,10 @@ use crate::view::NativeView;
 
 /// A package, ready to run.
 #[pyclass(frozen, module = "kvbaton._native")]
-pub(crate) struct NativePrefill(Mutex<CpuPrefill>);
+pub(crate) struct NativePrefill(Mutex<Box<dyn Prefill>>);
 
 impl NativePrefill {
-    fn engine_mut(&self) -> std::sync::MutexGuard<'_, CpuPrefill> {
+    fn engine_mut(&self) -> std::sync::MutexGuard<'_, Box<dyn Prefill>> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -27,7 +29,24 @@ impl NativePrefill {
     #[pyo3(signature = (path, threads=0))]
     fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
         let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?;
-        Ok(NativePrefill(Mutex::new(engine)))
+        Ok(NativePrefill(Mutex::new(Box::new(engine))))
+    }
+
+    /// An engine that computes nothing and has Core ML's habits; `cache` is JSON.
+    #[staticmethod]
+    fn fake(
+        cache: &str,
+        lengths: Vec<usize>,
+        row_align_bytes: usize,
+        ignores_backings: bool,
+        fails_at: Vec<usize>,
+    ) -> PyResult<NativePrefill> {
+        let cache: CacheSpec = serde_json::from_str(cache).map_err(|e| {
+            to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
+        })?;
+        let habits = Habits { row_align_bytes, ignores_backings, fails_at };
+        let engine = FakePrefill::new(cache, &lengths, habits).map_err(to_python)?;
+        Ok(NativePrefill(Mutex::new(Box::new(engine))))
     }
 
     /// `cpu` or `coreml`.
