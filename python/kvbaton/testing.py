@@ -17,8 +17,8 @@ class FakePrefill(Prefill):
     Every element of its cache says where it is (see :func:`element`), so a hand-off that mixes up heads, rows
     or lanes is caught by its values; rows of no token and padding are NaN. Like Core ML it writes into the
     same buffers at every prediction, and refuses to while a view of the last one is held; pads rows to
-    ``row_align_bytes``; takes fresh buffers when it ``ignores_backings``; and fails at the predictions numbered
-    in ``fails_at``.
+    ``row_align_bytes``; takes fresh buffers when it ``ignores_backings``; and fails at the predictions that
+    ``fails_at`` lists.
     """
 
     def __init__(
