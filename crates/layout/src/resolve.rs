@@ -99,35 +99,52 @@ impl Resolved {
 
     /// One part of one layer as a packed `[head, row, lane]` tensor of `dtype`, in canonical order, and that
     /// tensor; `None` where the layer keeps no such part.
+    ///
+    /// There is a block for each run of positions: two where a window keeps rows from the start of the context.
     pub fn canonical(&self, layer: usize, part: Part, dtype: DType) -> Option<(Resolved, TensorInfo)> {
-        let mut blocks = self.part(layer, part).filter(|b| b.role == Role::Elements);
-        let first = blocks.next()?;
-        let (mut heads, mut rows) = (first.heads.clone(), first.rows.clone());
-        for block in blocks {
+        let elements = || self.part(layer, part).filter(|b| b.role == Role::Elements);
+        let first = elements().next()?;
+        let mut heads = first.heads.clone();
+        let mut held: Vec<Range<i64>> = Vec::new();
+        for block in elements() {
             heads = heads.start.min(block.heads.start)..heads.end.max(block.heads.end);
-            rows = rows.start.min(block.rows.start)..rows.end.max(block.rows.end);
+            held.push(block.rows.clone());
         }
+        held.sort_unstable_by_key(|rows| rows.start);
+        let mut runs: Vec<Range<i64>> = Vec::new();
+        for rows in held {
+            match runs.last_mut() {
+                Some(last) if rows.start <= last.end => last.end = last.end.max(rows.end),
+                _ => runs.push(rows),
+            }
+        }
+        let length = |rows: &Range<i64>| usize::try_from(rows.end - rows.start).unwrap_or(0);
         let lanes = 0..first.encoding.lanes(first.lanes.end);
-        let count = usize::try_from(rows.end - rows.start).unwrap_or(0);
+        let count = runs.iter().map(length).sum();
         let info = TensorInfo::contiguous("canonical", dtype, &[heads.len(), count, lanes.len()]);
-        let [by_head, by_row, by_lane] = [0, 1, 2].map(|i| info.strides_bytes[i]);
-        let block = Block {
-            layer,
-            part,
-            role: Role::Elements,
-            encoding: Encoding::Plain,
-            heads,
-            rows,
-            lanes,
-            padding: 0,
-            tensor: 0,
-            dtype,
-            offset_bytes: 0,
-            strides_bytes: [by_head, by_row, by_lane],
+        let strides_bytes = [0, 1, 2].map(|i| info.strides_bytes[i]);
+        let mut slot = 0;
+        let block = |rows: Range<i64>| {
+            let offset_bytes = slot * strides_bytes[1];
+            slot += length(&rows);
+            Block {
+                layer,
+                part,
+                role: Role::Elements,
+                encoding: Encoding::Plain,
+                heads: heads.clone(),
+                rows,
+                lanes: lanes.clone(),
+                padding: 0,
+                tensor: 0,
+                dtype,
+                offset_bytes,
+                strides_bytes,
+            }
         };
+        let blocks = runs.into_iter().map(block).collect();
         let tensor = BoundTensor { name: info.name.clone(), len_bytes: info.len_bytes, writable: true };
-        let target = Resolved { blocks: vec![block], tensors: vec![tensor], tokens_seen: self.tokens_seen };
-        Some((target, info))
+        Some((Resolved { blocks, tensors: vec![tensor], tokens_seen: self.tokens_seen }, info))
     }
 }
 

@@ -122,7 +122,7 @@ fn moves(
     }
     if covered < want.extents().iter().product() {
         let rows = unread(want, have, spec, seen)?;
-        plan.zeros.push(zero_rows(want, rows));
+        plan.zeros.extend(rows.into_iter().map(|rows| zero_rows(want, rows)));
     }
     plan.ops[before..].iter_mut().for_each(CopyOp::merge);
     Ok(())
@@ -224,25 +224,29 @@ fn unread(
     have: &[&Block],
     spec: Option<&LayerSpec>,
     tokens_seen: usize,
-) -> Result<Range<i64>, PlanError> {
-    let span = have.iter().filter(|b| overlap(&b.rows, &want.rows).is_some()).fold(
-        None,
-        |span: Option<Range<i64>>, b| {
-            let span = span.unwrap_or(b.rows.clone());
-            Some(span.start.min(b.rows.start)..span.end.max(b.rows.end))
-        },
-    );
-    let missing = PlanError::MissingRows {
-        layer: want.layer,
-        part: want.part,
-        want: want.rows.clone(),
-        have: span.clone().unwrap_or(0..0),
-    };
-    let Some(LayerSpec::Sliding { window, .. }) = spec else { return Err(missing) };
+) -> Result<Vec<Range<i64>>, PlanError> {
     let signed = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-    let unread = want.rows.start..span.map_or(want.rows.end, |s| s.start.min(want.rows.end));
-    // Everything but the unread head of the block must be covered, by whole heads and lanes.
-    let rows = distance(unread.end, want.rows.end);
+    // What a window may lack lies between the rows that stay and the oldest that the next token reads.
+    let spare = match spec {
+        Some(LayerSpec::Sliding { window, .. }) => {
+            let kept = signed(window.keep);
+            kept..signed(tokens_seen) - signed(window.size.saturating_sub(window.keep)) + 1
+        }
+        _ => 0..0,
+    };
+    let mut held: Vec<Range<i64>> = have
+        .iter()
+        .filter(|b| overlap(&b.heads, &want.heads).is_some())
+        .filter_map(|b| overlap(&b.rows, &want.rows))
+        .collect();
+    held.sort_unstable_by_key(|rows| rows.start);
+    let (mut gaps, mut next) = (Vec::new(), want.rows.start);
+    for rows in held.iter().chain([&(want.rows.end..want.rows.end)]) {
+        if next < rows.start {
+            gaps.push(next..rows.start);
+        }
+        next = next.max(rows.end);
+    }
     let covered: usize = have
         .iter()
         .filter_map(|b| {
@@ -250,14 +254,22 @@ fn unread(
             Some(overlap(&b.heads, &want.heads)?.len() * distance(rows.start, rows.end))
         })
         .sum();
-    let oldest_read = signed(tokens_seen) - signed(window.size.saturating_sub(window.keep)) + 1;
-    if unread.end > oldest_read || unread.start < signed(window.keep) || covered != rows * want.heads.len() {
-        return Err(missing);
+    let absent: usize = gaps.iter().map(|gap| distance(gap.start, gap.end)).sum();
+    let whole = covered + absent * want.heads.len() == want.heads.len() * want.extents()[1];
+    if whole && gaps.iter().all(|gap| spare.start <= gap.start && gap.end <= spare.end) {
+        return Ok(gaps);
     }
-    Ok(unread)
+    Err(missing_rows(want, have))
 }
 
-/// Zeroes rows at the head of a block.
+fn missing_rows(want: &Block, have: &[&Block]) -> PlanError {
+    let start = have.iter().map(|b| b.rows.start).min().unwrap_or(0);
+    let end = have.iter().map(|b| b.rows.end).max().unwrap_or(0);
+    let Block { layer, part, rows, .. } = want;
+    PlanError::MissingRows { layer: *layer, part: *part, want: rows.clone(), have: start..end }
+}
+
+/// Zeroes rows of a block.
 fn zero_rows(want: &Block, rows: Range<i64>) -> ZeroOp {
     ZeroOp {
         layer: want.layer,
@@ -290,7 +302,7 @@ impl Pair<'_> {
         if want.encoding == Encoding::Int8PerToken && all_heads.is_some_and(|h| want.heads != (0..h)) {
             return Err(PlanError::SharedScale { layer, part });
         }
-        let mut missing: Option<Range<i64>> = None;
+        let mut missing = false;
         for rows in self.segments(have) {
             let held: Vec<&Block> = have
                 .iter()
@@ -298,7 +310,7 @@ impl Pair<'_> {
                 .filter(|b| overlap(&b.rows, &rows).is_some() && overlap(&b.heads, &want.heads).is_some())
                 .collect();
             if held.is_empty() {
-                missing = Some(missing.map_or(rows.start, |m| m.start)..rows.end);
+                missing = true;
                 continue;
             }
             let mut sources = Vec::with_capacity(held.len());
@@ -308,32 +320,25 @@ impl Pair<'_> {
                 sources.push(CodedSource { heads, coded });
             }
             if sources.iter().map(|s| s.heads.len()).sum::<usize>() != want.heads.len() {
-                return Err(self.missing_rows(have));
+                return Err(missing_rows(want, have));
             }
             let dst = coded(self.targets, want, &want.heads, &rows)?;
             plan.coded.push(CodedOp { layer, part, heads: want.heads.clone(), rows, lanes, sources, dst });
         }
-        let Some(missing) = missing else { return Ok(()) };
-        let unread = unread(want, have, spec, self.seen)?;
-        if missing != unread {
-            return Err(self.missing_rows(have));
+        if !missing {
+            return Ok(());
         }
-        for &role in want.encoding.roles() {
-            for block in self.targets.get(layer, part, role) {
-                let Some(rows) = overlap(&block.rows, &unread) else { continue };
-                if role != Role::Elements || block.tensor == want.tensor {
-                    plan.zeros.push(zero_rows(block, rows));
+        for gap in unread(want, have, spec, self.seen)? {
+            for &role in want.encoding.roles() {
+                for block in self.targets.get(layer, part, role) {
+                    let Some(rows) = overlap(&block.rows, &gap) else { continue };
+                    if role != Role::Elements || block.tensor == want.tensor {
+                        plan.zeros.push(zero_rows(block, rows));
+                    }
                 }
             }
         }
         Ok(())
-    }
-
-    fn missing_rows(&self, have: &[&Block]) -> PlanError {
-        let start = have.iter().map(|b| b.rows.start).min().unwrap_or(0);
-        let end = have.iter().map(|b| b.rows.end).max().unwrap_or(0);
-        let Block { layer, part, rows, .. } = self.want;
-        PlanError::MissingRows { layer: *layer, part: *part, want: rows.clone(), have: start..end }
     }
 
     /// The target's rows, cut wherever a run of any tensor ends.

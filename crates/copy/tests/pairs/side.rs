@@ -56,7 +56,9 @@ impl Side {
         live.conv_start = Some(random.within(0, 1));
         let from = used(&layout, Placement::RingFrom);
         live.ring_start = match cache.layers.iter().find_map(LayerSpec::window) {
-            _ if from => Some(random.within(0, capacity.min(window_of(cache).unwrap_or(capacity)) - 1)),
+            _ if from => {
+                Some(random.within(0, capacity.min(window_of(cache).unwrap_or(capacity)).saturating_sub(1)))
+            }
             Some(window) => ring_start(window.size, window.keep, n),
             None => None,
         };
