@@ -18,10 +18,11 @@ case $target in
     mil_manifest) seeds=Manifest.json ;;
     mil_program) seeds=model.mlmodel ;;
     mil_weights) seeds=weight.bin ;;
+    layout_toml) seeds='*.toml' ;;
     *) seeds= ;;
 esac
 if [ -n "$seeds" ]; then
-    find ../crates/mil/testdata -name "$seeds" | while read -r seed; do
+    find ../crates/mil/testdata ../crates/layout/presets -name "$seeds" | while read -r seed; do
         cp "$seed" "$corpus/$(sha256sum "$seed" | cut -c1-16)"
     done
 fi

@@ -325,3 +325,117 @@ def test_bench_handoff_takes_a_models_config(kvbaton_cli: Run, tiny: tuple[Path,
     shape = tiny[0] / "config.json"
     done = kvbaton_cli("bench", "handoff", "--shape", shape, "--context", "64", "--repeats", "1", "--json")
     assert done.json()["rows"][0]["bytes"] == 3 * 2 * 2 * 48 * 16 * 2
+
+
+def strip_metadata(package: Path, out: Path) -> Path:
+    """The package as somebody else's exporter would have left it: without kvbaton's metadata."""
+    import coremltools as ct
+
+    shutil.copytree(package, out)
+    file = next(out.rglob("model.mlmodel"))
+    spec = ct.proto.Model_pb2.Model()
+    spec.ParseFromString(file.read_bytes())
+    spec.description.metadata.userDefined.clear()
+    file.write_bytes(spec.SerializeToString())
+    return out
+
+
+FOREIGN = """
+name = "theirs"
+placement = "left"
+
+[inputs]
+tokens = "input_ids"
+last_index = "last_index"
+
+[outputs]
+logits = "logits"
+
+[[tensor]]
+name = "key_cache"
+holds = "key"
+axes = "layer kv_head row head_dim"
+
+[[tensor]]
+name = "value_cache"
+holds = "value"
+axes = "layer kv_head row head_dim"
+"""
+
+
+def test_a_foreign_package_runs_with_a_layout_and_a_model(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    folder, package = tiny
+    foreign = strip_metadata(package, tmp_path / "foreign.mlpackage")
+    layout = tmp_path / "theirs.toml"
+    layout.write_text(FOREIGN)
+    run = (
+        "run",
+        "--prefill",
+        foreign,
+        "--decode",
+        folder,
+        "--prompt-tokens",
+        ids,
+        "--max-tokens",
+        "4",
+        "--json",
+    )
+    assert "kvbaton.layout" in error(kvbaton_cli(*run), "layout")["message"]
+    assert "kvbaton.model" in error(kvbaton_cli(*run, "--layout", layout), "layout")["message"]
+    theirs = kvbaton_cli(*run, "--layout", layout, "--model", folder).json()
+    ours = run_tiny(kvbaton_cli, tiny, "--prompt-tokens", ids, "--max-tokens", "4", "--json").json()
+    assert theirs["tokens"] == ours["tokens"]
+    layout.write_text(FOREIGN.replace('last_index = "last_index"\n', ""))
+    refused = error(kvbaton_cli(*run, "--layout", layout, "--model", folder), "layout")
+    assert refused["fields"]["input"] == "last_index"
+
+
+def test_a_declared_layout_and_another_one_are_both_printed(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path
+) -> None:
+    refused = error(
+        run_tiny(kvbaton_cli, tiny, "--prompt-tokens", ids, "--layout", "anemll", "--json"), "layout"
+    )
+    assert "kvbaton-stacked" in refused["message"]
+    assert "anemll" in refused["message"]
+    assert "key_cache" in refused["fields"]["package"]
+
+
+def test_a_dump_takes_the_place_of_the_package(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    import kvbaton
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder, package = tiny
+    cache = kvbaton.Prefill(package)(IDS).cache
+    stacked = {
+        f"{part}_cache": np.stack([np.array(layer.arrays[part]) for layer in cache.layers])
+        for part in ("key", "value")
+    }
+    dump = tmp_path / "dump.safetensors"
+    save_file(stacked, dump)
+    run = (
+        "run",
+        "--prefill",
+        dump,
+        "--decode",
+        folder,
+        "--prompt-tokens",
+        ids,
+        "--max-tokens",
+        "4",
+        "--json",
+    )
+    assert "layout" in error(kvbaton_cli(*run), "layout")["message"]
+    report = kvbaton_cli(*run, "--layout", "yetter", "--model", folder).json()
+    ours = run_tiny(kvbaton_cli, tiny, "--prompt-tokens", ids, "--max-tokens", "4", "--json").json()
+    assert report["tokens"] == ours["tokens"]
+    assert report["prefill"] is None
+    more = (*run, "--layout", "yetter", "--model", folder)
+    assert error(kvbaton_cli(*more, "--tokens-seen", "99"), "capacity")["fields"]["rows"] == 99
+    dump.write_bytes(dump.read_bytes()[:100])
+    assert "dump.safetensors" in error(kvbaton_cli(*more), "usage")["message"]
