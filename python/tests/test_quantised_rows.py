@@ -1,4 +1,4 @@
-"""MLX's affine codes over many rows: written and read bit for bit as ``mx.quantize`` and ``mx.dequantize`` do.
+"""MLX's affine codes over many rows: written and read bit for bit as ``mx.quantize`` does and reads.
 
 Ten thousand rows of head_dim 128: random ones at many scales, and the odd ones that finite rows can be
 (constant, one-sided, subnormal, largest values, signed zeros, one outlier).
