@@ -206,14 +206,7 @@ fn keep_nan<L: Lanes>(l: L, a: L::V, value: L::V) -> L::V {
 }
 
 #[inline(always)]
-fn map<L: Lanes, F: Function>(
-    l: L,
-    a: Source<'_>,
-    b: Source<'_>,
-    dst: &mut [f32],
-    half: bool,
-    f: F,
-) {
+fn map<L: Lanes, F: Function>(l: L, a: Source<'_>, b: Source<'_>, dst: &mut [f32], half: bool, f: F) {
     let (chunks, tail) = dst.as_chunks_mut::<LANES>();
     let whole = chunks.len() * LANES;
     for (i, d) in chunks.iter_mut().enumerate() {

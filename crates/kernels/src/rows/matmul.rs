@@ -235,7 +235,9 @@ unsafe fn tiles<L: Lanes, const R: usize, const C: usize>(
         let panel = &run.values[i * run.stride..][..depths.len() * C * LANES];
         let width = (C * LANES).min(run.width - c0);
         // SAFETY: the columns lie in the run, the rows below `rows.count`.
-        unsafe { tile::<L, R, C>(l, left, panel, target, first, run.at + c0, width, depths.start > 0, finish) };
+        unsafe {
+            tile::<L, R, C>(l, left, panel, target, first, run.at + c0, width, depths.start > 0, finish)
+        };
     }
     R
 }

@@ -41,7 +41,9 @@ impl Kernel for ReduceKernel<'_> {
             Reduction::Mean => sum_of(l, row, 0.0, Sum) / row.len() as f32,
             Reduction::SumOfSquares => sum_of(l, row, 0.0, Deviation(0.0)),
             Reduction::SumOfFinite => sum_of(l, row, 0.0, Zero),
-            Reduction::Max => nan_or(row, l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, Largest))),
+            Reduction::Max => {
+                nan_or(row, l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, Largest)))
+            }
             Reduction::Min => {
                 let negated = l.mul(fold(l, row, f32::INFINITY, f32::INFINITY, Smallest), l.splat(-1.0));
                 nan_or(row, -l.largest(negated))
