@@ -93,6 +93,8 @@ class CacheView:
         self._native = native
         self.logits = logits
         self.overflow = 0
+        # Slots at which rings of mlx-lm start, by layer: a ring handed on as it lies sums in the same order.
+        self.rings: dict[int, int] = {}
 
     @classmethod
     def from_arrays(

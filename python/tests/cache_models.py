@@ -27,6 +27,7 @@ _SMALL: dict[str, Any] = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_SMALL, "model_type": "llama"},
+    "llama_wide": {**_SMALL, "model_type": "llama", "head_dim": 64},
     "gemma3": {
         **_SMALL,
         "model_type": "gemma3_text",

@@ -226,9 +226,10 @@ class _Job:
 
     def _want(self, number: int, rows: int) -> Want:
         slot, kept = self.slots[number], self.decoder.kept[number]
-        _, source = self.layers[number]
+        layer, source = self.layers[number]
         spec = {**kept.spec, "window": source["window"]} if "window" in source else kept.spec
-        return want(slot, spec, self._dtypes(number), rows, self.spare_rows)
+        ring = self.view.rings.get(layer) if rows == self.view.tokens_seen else None
+        return want(slot, spec, self._dtypes(number), rows, self.spare_rows, ring)
 
     def _missing(self, number: int, past: int, rows: int) -> Want:
         """Rows ``past..rows`` of an attention cache by themselves; a state whole."""

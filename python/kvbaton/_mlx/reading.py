@@ -13,7 +13,7 @@ from ..cache import CacheView
 from ..errors import IncompatibleError, UsageError
 from .decoder import Decoder, describe, with_shared
 from .rules import Lies, layout_toml
-from .slots import Slot, Spec, check_geometry, flatten, spec_of
+from .slots import Slot, Spec, attention_spec, check_geometry, flatten, spec_of
 from .source import Held, hold
 
 
@@ -68,7 +68,13 @@ def from_mlx(
     native = _native.NativeView.from_arrays(
         named, layout_toml(lies), json.dumps(layers), json.dumps(live), ids, description
     )
-    return CacheView(native)
+    view = CacheView(native)
+    view.rings = {
+        layer: one.live["ring_start"]
+        for layer, one in enumerate(held)
+        if one is not None and one.placement == "ring-indexed" and "ring_start" in one.live
+    }
+    return view
 
 
 def _specs(slots: Sequence[Slot], decoder: Decoder | None) -> list[Spec]:
@@ -88,6 +94,8 @@ def _specs(slots: Sequence[Slot], decoder: Decoder | None) -> list[Spec]:
                     fields={"place": slot.place},
                 )
             spec = decoder.kept[number].spec
+            if not slot.recurrent:
+                spec = attention_spec(slot, spec["kv_heads"], spec["key_dim"], spec["value_dim"])
         elif decoder is not None:
             check_geometry(slot.place, spec, decoder.kept[number].spec)
         specs.append(spec)
