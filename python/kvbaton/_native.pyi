@@ -35,9 +35,12 @@ class NativeView:
         live: str,
         on_overflow: str = "error",
         threads: int = 0,
+        fresh: bool = False,
     ) -> str: ...
     @staticmethod
-    def memcpy_seconds(bytes_moved: int, threads: int = 0) -> float: ...
+    def memcpy_seconds(
+        bytes_moved: int, threads: int = 0, cold: bool = False, huge_pages: bool = False
+    ) -> float: ...
 
 class NativePrefill:
     def __init__(self, path: str | PathLike[str], threads: int = 0) -> None: ...
@@ -72,6 +75,7 @@ def view_fill(
     whole: list[int] = ...,
     on_overflow: str = "error",
     threads: int = 0,
+    fresh: bool = False,
 ) -> str: ...
 def layout_tensors(
     layout: str,

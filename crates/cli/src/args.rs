@@ -28,8 +28,8 @@ pub(crate) enum Verb {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Run {
-    /// The Core ML package that prefills.
-    #[arg(long, value_name = "PACKAGE")]
+    /// The Core ML package that prefills, or a safetensors dump of a cache.
+    #[arg(long, value_name = "PACKAGE|DUMP")]
     pub(crate) prefill: PathBuf,
     /// The MLX model folder that decodes.
     #[arg(long, value_name = "MODEL")]
@@ -54,12 +54,37 @@ pub(crate) struct Run {
     /// The folder that package and model were both made from.
     #[arg(long, value_name = "DIR")]
     pub(crate) source_model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) foreign: Foreign,
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What a package or a dump does not say of itself.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Foreign {
+    /// The layout of the cache: a name from `kvbaton layouts`, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) layout: Option<String>,
+    /// The folder of the model that the package or dump was made from.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Tokens that the dumped cache has seen; those of the prompt when absent.
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens_seen: Option<usize>,
+    /// Newest rows that the dumped cache holds.
+    #[arg(long, value_name = "N")]
+    pub(crate) live: Option<usize>,
+    /// Slots before the first row of the dumped cache.
+    #[arg(long, value_name = "N")]
+    pub(crate) pad: Option<usize>,
+    /// Slot of the oldest row of the dumped cache.
+    #[arg(long, value_name = "N")]
+    pub(crate) ring_start: Option<usize>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -212,7 +237,7 @@ pub(crate) struct BenchHandoff {
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Measurements of each figure.
-    #[arg(long, default_value_t = 9, value_name = "N")]
+    #[arg(long, default_value_t = 21, value_name = "N")]
     pub(crate) repeats: usize,
     /// Print one JSON document.
     #[arg(long)]

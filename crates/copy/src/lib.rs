@@ -8,8 +8,10 @@ mod memcpy;
 mod pieces;
 mod run;
 mod threads;
+mod zero;
 
 pub use kvbaton_kernels::OnOverflow;
 pub use memcpy::{Memcpy, copy_once};
 pub use run::{CopyError, CopyOptions, CopyStats, Place, run};
 pub use threads::Threads;
+pub use zero::zero;

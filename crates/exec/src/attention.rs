@@ -178,7 +178,8 @@ impl Skip {
     /// rest pays for the roundings to fp16 on the way, each within 2⁻¹¹ of a value.
     fn is_exact(&self, bound: f32) -> bool {
         // No score overflows fp16 on its way.
-        if !(bound * self.peak * 1.01 < 60_000.0) {
+        let peak = bound * self.peak * 1.01;
+        if peak.is_nan() || peak >= 60_000.0 {
             return false;
         }
         let bound = bound * self.scale.abs() * 1.01;

@@ -113,12 +113,31 @@ impl Graph {
                 .collect(),
             constants: HashMap::new(),
         };
+        let mut decompressed: HashMap<ValueId, Tensor> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind != "const") {
             let (name, kind, output) = place(function, op);
+            let (constants, decompressed_so_far) = (&constants, &decompressed);
+            let mut form = Form {
+                package,
+                function,
+                op,
+                constants,
+                decompressed: decompressed_so_far,
+                operands: Vec::new(),
+            };
+            if let Some(tensor) = ops::decompress(&form) {
+                let tensor = tensor.and_then(|t| match op.outputs.as_slice() {
+                    [id] if graph.shapes[id.0 as usize].as_ref() == Some(&t.shape) => Ok((*id, t)),
+                    _ => Err(format!("comes out as {:?}, which is not declared", t.shape)),
+                });
+                let (id, tensor) =
+                    tensor.map_err(|reason| ExecError::Form { function: name, op: kind, output, reason })?;
+                decompressed.insert(id, tensor);
+                continue;
+            }
             let Some(builder) = ops::builder(&op.kind) else {
                 return Err(ExecError::UnsupportedOp { function: name, op: kind, output });
             };
-            let mut form = Form { package, function, op, constants: &constants, operands: Vec::new() };
             let built = builder(&mut form).and_then(|built| {
                 graph.check(function, op, built.as_ref(), &form.operands)?;
                 Ok(built)

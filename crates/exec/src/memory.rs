@@ -24,13 +24,9 @@ impl Pool {
         FloatBuf { values: found.unwrap_or_else(|| vec![0.0; len]), pool: Some(Arc::clone(self)) }
     }
 
-    /// The most that was in use at a time since the last [`Pool::reset_peak`].
+    /// The most that was in use at a time.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed) as u64
-    }
-
-    pub(crate) fn reset_peak(&self) {
-        self.peak_bytes.store(self.used_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 

@@ -29,7 +29,8 @@ fn assert_same(what: &str, inputs: &[f32], got: &[f32], want: impl Fn(f32) -> f3
 #[test]
 fn unary_functions_equal_their_definitions_for_all_fp16_inputs() {
     let inputs = all_halves();
-    let cases: [(&str, Unary, fn(f32) -> f32); 8] = [
+    type Case = (&'static str, Unary, fn(f32) -> f32);
+    let cases: [Case; 8] = [
         ("identity", Unary::Identity, |x| x),
         ("exp", Unary::Exp, |x| x.exp()),
         ("silu", Unary::Silu, |x| x / (1.0 + (-x).exp())),

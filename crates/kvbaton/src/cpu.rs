@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvbaton_exec::{Array, Executable, Options};
-use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, TensorInfo};
+use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, Placement, TensorInfo};
 use kvbaton_mil::program::{DataType, Function, ValueType};
 use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, Package};
 
+use crate::inputs::{self, Wanted};
 use crate::prefill::choose_function;
 use crate::report::PrefillReport;
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled, Tensor};
@@ -31,8 +32,18 @@ impl CpuPrefill {
     ///
     /// When the package cannot be read, or does not state its layout and model.
     pub fn open(path: &Path, threads: usize) -> Result<CpuPrefill, Error> {
+        CpuPrefill::open_stated(path, threads, Stated::default())
+    }
+
+    /// Opens a package of which the caller says what the package does not.
+    ///
+    /// # Errors
+    ///
+    /// When the package cannot be read, when nobody states its layout or its model, or when both the package
+    /// and the caller do and disagree.
+    pub fn open_stated(path: &Path, threads: usize, stated: Stated) -> Result<CpuPrefill, Error> {
         let package = Arc::new(Package::open(path)?);
-        let (layout, model) = declared(&package)?;
+        let (layout, model) = agree(&package, stated)?;
         let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
         let mut functions = Vec::new();
         for function in package.program().functions.values() {
@@ -78,29 +89,61 @@ impl CpuPrefill {
     }
 }
 
-/// The layout and the model that a package declares.
-pub(crate) fn declared(package: &Package) -> Result<(Layout, ModelSpec), Error> {
-    let get = |key: &str| {
-        package.metadata().get(key).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Layout,
-                format!(
-                    "`{}` does not state its cache: the metadata key `{key}` is missing",
-                    package.path().display()
-                ),
-            )
-            .hint("export it with `kvbaton export`, or see what it holds with `kvbaton inspect`")
+/// What a caller says of a package.
+#[derive(Clone, Debug, Default)]
+pub struct Stated {
+    /// The layout of its cache.
+    pub layout: Option<Layout>,
+    /// The model it was made from.
+    pub model: Option<ModelSpec>,
+}
+
+/// The layout and the model of a package, from its metadata or from the caller; both must agree where both speak.
+fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error> {
+    let missing = |what: &str, key: &str, hint: &str| {
+        let path = package.path().display();
+        let message = format!("`{path}` does not state its {what}: the metadata key `{key}` is missing");
+        Error::new(ErrorKind::Layout, message)
+            .hint(format!("{hint}; `kvbaton inspect` shows what it holds"))
             .field("key", key)
-        })
     };
-    let layout = Layout::from_toml(get(LAYOUT_KEY)?)?;
-    let model = serde_json::from_str(get(MODEL_KEY)?).map_err(|e| {
-        Error::new(
-            ErrorKind::Package,
-            format!("the package's metadata key `{MODEL_KEY}` cannot be read: {e}"),
-        )
-    })?;
+    let declared = package.metadata().get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
+    let layout = match (declared, stated.layout) {
+        (Some(own), Some(said)) if own.tensors != said.tensors || own.placement != said.placement => {
+            let message =
+                format!("the package declares the layout `{}`, the caller says `{}`", own.name, said.name);
+            return Err(Error::new(ErrorKind::Layout, message)
+                .hint("leave --layout out, or export the package again")
+                .field("package", own.to_toml())
+                .field("caller", said.to_toml()));
+        }
+        (Some(own), _) => own,
+        (None, Some(said)) => said,
+        (None, None) => return Err(missing("layout", LAYOUT_KEY, "say it with --layout NAME|FILE.toml")),
+    };
+    let model = match (declared_model(package)?, stated.model) {
+        (Some(own), Some(said)) => match own.differences(&said).first() {
+            Some(first) => {
+                let message = format!("the package's model is not the one that the caller names: {first}");
+                return Err(Error::new(ErrorKind::Incompatible, message));
+            }
+            None => own,
+        },
+        (Some(own), None) => own,
+        (None, Some(said)) => said,
+        (None, None) => {
+            return Err(missing("model", MODEL_KEY, "name the folder it was made from with --model DIR"));
+        }
+    };
     Ok((layout, model))
+}
+
+fn declared_model(package: &Package) -> Result<Option<ModelSpec>, Error> {
+    let Some(text) = package.metadata().get(MODEL_KEY) else { return Ok(None) };
+    serde_json::from_str(text).map(Some).map_err(|e| {
+        let message = format!("the package's metadata key `{MODEL_KEY}` cannot be read: {e}");
+        Error::new(ErrorKind::Package, message)
+    })
 }
 
 fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a str, Error> {
@@ -156,19 +199,12 @@ impl Prefill for CpuPrefill {
             .field("position", at)
             .field("vocab_size", vocab));
         }
-        let tokens_input = input_name(self.layout.inputs.tokens.as_deref(), "tokens")?.to_owned();
-        let mut ids = vec![0i32; function.tokens];
-        for (slot, &id) in ids.iter_mut().zip(tokens) {
-            *slot = i32::try_from(id).unwrap_or(i32::MAX);
-        }
-        let mut inputs = vec![(tokens_input, Array::from_i32(&[1, function.tokens], &ids)?)];
-        if let Some(name) = &self.layout.inputs.last_index {
-            let last = i32::try_from(tokens.len() - 1).unwrap_or(i32::MAX);
-            inputs.push((name.clone(), Array::from_i32(&[1], &[last])?));
-        }
-        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
-
+        let layout = self.layout.clone();
         let executable = self.load(&function.name)?;
+        let wanted: Vec<Wanted<'_>> =
+            executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
+        let inputs = inputs::build(&layout, &wanted, tokens, function.tokens)?;
+        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
         let start = Instant::now();
         let outputs = executable.run(&inputs)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -183,7 +219,8 @@ impl Prefill for CpuPrefill {
                 tensors.push(tensor);
             }
         }
-        let live = LiveRows::seen(tokens.len());
+        let pad = (layout.placement == Placement::LeftPadded).then(|| function.tokens - tokens.len());
+        let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
             .with_tokens(tokens.to_vec());

@@ -1,7 +1,8 @@
 //! What happened, in numbers. Field names are those of the JSON documents and carry their units.
 
-use kvbaton_copy::CopyStats;
 use serde::{Deserialize, Serialize};
+
+use crate::Filled;
 
 /// A repeated measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -86,6 +87,14 @@ pub struct HandoffReport {
     pub nan: u64,
     /// Infinite values, as far as a conversion read them.
     pub infinity: u64,
+    /// The share of the target's pages that existed before the fill; the memcpy it is compared with went into
+    /// memory in the same state.
+    pub touched_share: Option<f64>,
+    /// Whether the system agreed to huge pages for the target.
+    pub huge_pages: bool,
+    /// How the consumer allocated the target: `reserved` without writing it, or `zeroed`.
+    #[serde(default)]
+    pub allocation: Option<String>,
     /// Seconds spent on that memcpy, outside every other figure.
     #[serde(default, skip_serializing)]
     pub yardstick_seconds: f64,
@@ -96,10 +105,12 @@ pub struct HandoffReport {
 
 impl HandoffReport {
     /// The report of a fill.
-    pub fn of_copy(stats: &CopyStats, converted: bool, rows: usize, seconds: f64) -> HandoffReport {
+    pub fn of_fill(filled: &Filled, rows: usize) -> HandoffReport {
+        let stats = &filled.stats;
         let moved = stats.bytes_read + stats.bytes_written;
+        let seconds = filled.plan_seconds + stats.seconds;
         HandoffReport {
-            path: if converted { PathTaken::Convert } else { PathTaken::Fill },
+            path: if filled.converted { PathTaken::Convert } else { PathTaken::Fill },
             bytes: stats.bytes_written,
             copies: stats.operations,
             seconds,
@@ -113,18 +124,11 @@ impl HandoffReport {
             nan: stats.nan,
             infinity: stats.infinity,
             yardstick_seconds: 0.0,
+            touched_share: filled.resident_share,
+            huge_pages: filled.huge_pages,
+            allocation: None,
             note: None,
         }
-    }
-
-    /// Records what a memcpy of as many bytes took.
-    pub fn compare_with_memcpy(&mut self, memcpy_seconds: f64) {
-        self.memcpy_ratio = memcpy_share(self.bytes, memcpy_seconds, self.copy_seconds);
-        self.note = self.memcpy_ratio.filter(|r| *r > 1.05).map(|_| {
-            "faster than one memcpy: both moved the same bytes on the same threads into touched memory; \
-             the copy's blocks fit the cache better"
-                .to_owned()
-        });
     }
 }
 

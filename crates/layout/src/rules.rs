@@ -283,6 +283,9 @@ pub struct Layout {
     /// The same for layers with a window, where it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_placement: Option<Placement>,
+    /// Whether it holds only some of a model's layers.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub partial: bool,
     /// Names of the program's inputs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub inputs: Inputs,

@@ -1,6 +1,6 @@
 //! Owned and foreign memory.
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
@@ -9,10 +9,24 @@ use std::sync::Arc;
 /// Every [`Buffer`] starts on this boundary: a page of Apple silicon, and a multiple of a page elsewhere.
 pub const PAGE_BYTES: usize = 16_384;
 
-/// Memory that kvbaton owns: page aligned, never resized.
+/// From this size on a buffer is a mapping of its own: zero pages that exist once they are written, returned to the
+/// system when the buffer goes.
+const MAPPED_FROM_BYTES: usize = 64 << 10;
+/// Mappings start on a huge page, so that the system can grant them.
+const MAPPING_ALIGN_BYTES: usize = 2 << 20;
+
+/// Memory that kvbaton owns: starts on a multiple of [`PAGE_BYTES`], never resized.
 pub struct Buffer {
     start: NonNull<u8>,
     len_bytes: usize,
+    source: Source,
+}
+
+/// What must be given back.
+enum Source {
+    Nothing,
+    Heap(Layout),
+    Mapping { _map: memmap2::MmapMut },
 }
 
 // SAFETY: a `Buffer` owns its memory alone; moving it to another thread moves the ownership.
@@ -21,34 +35,34 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len_bytes` zeroed bytes. Large buffers come from fresh pages that the system zeroes on first touch.
+    /// `len_bytes` zeroed bytes. Pages of large buffers are not touched.
     pub fn zeroed(len_bytes: usize) -> Buffer {
-        let Some(layout) = Self::layout(len_bytes) else {
-            return Buffer { start: NonNull::dangling(), len_bytes: 0 };
-        };
+        if len_bytes == 0 {
+            return Buffer { start: NonNull::dangling(), len_bytes: 0, source: Source::Nothing };
+        }
+        if let Some(buffer) = (len_bytes >= MAPPED_FROM_BYTES).then(|| Self::mapped(len_bytes)).flatten() {
+            return buffer;
+        }
+        let layout = Layout::from_size_align(len_bytes, PAGE_BYTES)
+            .expect("a buffer is smaller than the address space");
         // SAFETY: `layout` has a size above zero.
         let start =
             NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        Buffer { start, len_bytes }
+        Buffer { start, len_bytes, source: Source::Heap(layout) }
     }
 
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Buffer {
-        let Some(layout) = Self::layout(bytes.len()) else {
-            return Buffer { start: NonNull::dangling(), len_bytes: 0 };
-        };
-        // SAFETY: `layout` has a size above zero.
-        let start = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        // SAFETY: the new allocation holds `bytes.len()` bytes and cannot overlap `bytes`.
-        unsafe { start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Buffer { start, len_bytes: bytes.len() }
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
     }
 
-    fn layout(len_bytes: usize) -> Option<Layout> {
-        (len_bytes > 0).then(|| {
-            Layout::from_size_align(len_bytes, PAGE_BYTES)
-                .expect("a buffer is smaller than the address space")
-        })
+    fn mapped(len_bytes: usize) -> Option<Buffer> {
+        let mut map = memmap2::MmapMut::map_anon(len_bytes.checked_add(MAPPING_ALIGN_BYTES)?).ok()?;
+        let lead = map.as_ptr().align_offset(MAPPING_ALIGN_BYTES);
+        let start = NonNull::from(map.get_mut(lead..lead.checked_add(len_bytes)?)?).cast();
+        Some(Buffer { start, len_bytes, source: Source::Mapping { _map: map } })
     }
 }
 
@@ -56,7 +70,7 @@ impl std::ops::Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` is valid for `len_bytes` initialised bytes as long as `self` lives.
+        // SAFETY: `start` is valid for `len_bytes` initialised bytes (zeroed at the start) as long as `self` lives.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
     }
 }
@@ -70,7 +84,7 @@ impl std::ops::DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.len_bytes) {
+        if let Source::Heap(layout) = self.source {
             // SAFETY: `start` came from the allocator with this very layout and is freed once.
             unsafe { dealloc(self.start.as_ptr(), layout) };
         }
@@ -154,5 +168,44 @@ impl std::ops::Deref for Bytes {
 impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bytes").field("len_bytes", &self.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_zeroed_aligned_and_hold_what_was_asked_for() {
+        for len_bytes in [0, 1, 4096, MAPPED_FROM_BYTES - 1, MAPPED_FROM_BYTES, (3 << 20) + 5] {
+            let mut buffer = Buffer::zeroed(len_bytes);
+            assert_eq!(buffer.len(), len_bytes);
+            assert!(buffer.iter().all(|b| *b == 0));
+            assert!(len_bytes == 0 || (buffer.as_ptr() as usize).is_multiple_of(PAGE_BYTES));
+            buffer.fill(0xA5);
+            assert_eq!(&*Buffer::copy_of(&buffer), &*buffer);
+        }
+    }
+
+    #[test]
+    fn bytes_share_their_owner() {
+        let bytes = Bytes::new(Buffer::copy_of(b"rows"));
+        let again = bytes.clone();
+        assert_eq!(bytes.as_ptr(), again.as_ptr());
+        drop(bytes);
+        assert_eq!(&*again, b"rows");
+    }
+
+    #[test]
+    fn a_foreign_owner_is_dropped_with_the_last_handle() {
+        let owner = Arc::new(vec![1u8, 2, 3]);
+        let start = NonNull::new(owner.as_ptr().cast_mut()).unwrap();
+        // SAFETY: the vector lives as long as the owner and is not written.
+        let foreign = unsafe { Foreign::new(start, 3, Box::new(owner.clone())) };
+        let bytes = Bytes::new(foreign);
+        assert_eq!((&*bytes, Arc::strong_count(&owner)), (&[1u8, 2, 3][..], 2));
+        drop(bytes.clone());
+        drop(bytes);
+        assert_eq!(Arc::strong_count(&owner), 1);
     }
 }

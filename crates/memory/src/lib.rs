@@ -7,7 +7,9 @@
 mod buffer;
 mod lease;
 mod mapped;
+mod pages;
 
 pub use buffer::{Buffer, Bytes, Foreign, PAGE_BYTES};
 pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};
+pub use pages::{advise_huge_pages, resident_share};

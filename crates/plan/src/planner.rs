@@ -203,14 +203,16 @@ fn join_rows(ops: &mut Vec<CopyOp>, since: usize, op: CopyOp) {
             same.then_some(stride)
         };
         let next = op.extents[1];
-        if last.heads == op.heads && last.lanes == op.lanes && last.rows.end == op.rows.start {
-            if let (Some(src), Some(dst)) = (step(&last.src, &op.src, next), step(&last.dst, &op.dst, next)) {
-                last.src.strides_bytes[1] = src;
-                last.dst.strides_bytes[1] = dst;
-                last.rows.end = op.rows.end;
-                last.extents[1] += next;
-                return;
-            }
+        if last.heads == op.heads
+            && last.lanes == op.lanes
+            && last.rows.end == op.rows.start
+            && let (Some(src), Some(dst)) = (step(&last.src, &op.src, next), step(&last.dst, &op.dst, next))
+        {
+            last.src.strides_bytes[1] = src;
+            last.dst.strides_bytes[1] = dst;
+            last.rows.end = op.rows.end;
+            last.extents[1] += next;
+            return;
         }
     }
     ops.push(op);

@@ -1,7 +1,7 @@
 //! What a cache view can become: shorter, of another type, quantised, or tensors of another layout.
 
 use kvbaton::layout::{DType, Sizes};
-use kvbaton::{CopyOptions, Error, ErrorKind, Threads, Wanted};
+use kvbaton::{Error, ErrorKind, HandoffOptions, HandoffReport, Threads, Wanted, hand_off_to};
 use pyo3::prelude::*;
 
 use crate::arrays::{Named, Targets};
@@ -83,9 +83,9 @@ fn view_encoding(view: &NativeView, layer: usize) -> PyResult<String> {
 }
 
 /// Fills `targets`, which are laid out as `layout` and keep what `cache` says. With `rows`, only those positions are
-/// copied, but all of the layers `whole`. Returns the report as JSON.
+/// copied, but all of the layers `whole`. `fresh` targets hold nothing yet. Returns the report as JSON.
 #[pyfunction]
-#[pyo3(signature = (view, targets, layout, cache, live, rows=None, whole=Vec::new(), on_overflow="error", threads=0))]
+#[pyo3(signature = (view, targets, layout, cache, live, rows=None, whole=Vec::new(), on_overflow="error", threads=0, fresh=false))]
 #[expect(clippy::too_many_arguments, reason = "Python calls it with keywords")]
 fn view_fill(
     py: Python<'_>,
@@ -98,15 +98,18 @@ fn view_fill(
     whole: Vec<usize>,
     on_overflow: &str,
     threads: usize,
+    fresh: bool,
 ) -> PyResult<String> {
     let (layout, cache, live) = (read_layout(layout)?, cache_spec(cache)?, live_rows(live)?);
-    let options = CopyOptions { on_overflow: overflow(on_overflow)? };
+    let options = HandoffOptions { on_overflow: overflow(on_overflow)?, fresh };
     let rows = rows.map(|(first, end)| first..end);
     let mut targets = Targets::new(&targets)?;
     let mut slices = targets.slices();
     let wanted = Wanted { layout: &layout, cache: &cache, live: &live, rows, whole: &whole };
-    let report = py.detach(|| kvbaton::fill(&view.0, &wanted, &mut slices, &Threads::new(threads), options));
-    json(&report.map_err(to_python)?)
+    let count = wanted.rows.as_ref().map(|r| usize::try_from(r.end - r.start).unwrap_or(0));
+    let done = py.detach(|| hand_off_to(&view.0, &wanted, &mut slices, &Threads::new(threads), options));
+    let rows = count.unwrap_or(live.tokens_seen);
+    json(&HandoffReport::of_fill(&done.map_err(to_python)?, rows))
 }
 
 /// Name, type, shape, byte strides and bytes of the tensors that a layout wants.

@@ -2,8 +2,8 @@
 
 use kvbaton::layout::{CacheSpec, LiveRows, Part};
 use kvbaton::{
-    CacheView, CopyOptions, Error, ErrorKind, HandoffReport, Memcpy, OnOverflow, Tensor, Threads, hand_off,
-    layout,
+    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Memcpy, OnOverflow, Tensor, Threads,
+    hand_off, layout,
 };
 use kvbaton_memory::{Bytes, Foreign};
 use pyo3::prelude::*;
@@ -153,8 +153,9 @@ impl NativeView {
     }
 
     /// Fills `targets`, which are laid out as `layout`, with the rows of a cache of `live` rows. Returns the
-    /// report as JSON; `seconds` in it are those of the fill.
-    #[pyo3(signature = (targets, layout, live, on_overflow="error", threads=0))]
+    /// report as JSON; `seconds` in it are those of planning and filling. `fresh` targets are mlx-lm's and hold
+    /// nothing yet.
+    #[pyo3(signature = (targets, layout, live, on_overflow="error", threads=0, fresh=false))]
     fn fill(
         &self,
         py: Python<'_>,
@@ -163,6 +164,7 @@ impl NativeView {
         live: &str,
         on_overflow: &str,
         threads: usize,
+        fresh: bool,
     ) -> PyResult<String> {
         let on_overflow = overflow(on_overflow)?;
         let layout = read_layout(layout)?;
@@ -172,26 +174,32 @@ impl NativeView {
         let view = &self.0;
         let report = py.detach(|| {
             let threads = Threads::new(threads);
-            let options = CopyOptions { on_overflow };
+            let options = HandoffOptions { on_overflow, fresh };
             let done = hand_off(view, &layout, &live, &mut filled, &threads, options)?;
-            let rows = live.tokens_seen;
-            let seconds = done.plan_seconds + done.stats.seconds;
-            Ok::<_, Error>(HandoffReport::of_copy(&done.stats, done.converted, rows, seconds))
+            Ok::<_, Error>(HandoffReport::of_fill(&done, live.tokens_seen))
         });
         let report = report.map_err(to_python)?;
         serde_json::to_string(&report).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
     }
 
-    /// Seconds of a memcpy that moves as many bytes, read and written, on the same threads into touched memory:
-    /// the middle one of three.
+    /// Seconds of a memcpy that moves as many bytes, read and written, on the same threads: the middle one of
+    /// three, into memory that was touched before, or (`cold`) was not.
     #[staticmethod]
-    #[pyo3(signature = (bytes_moved, threads=0))]
-    fn memcpy_seconds(py: Python<'_>, bytes_moved: usize, threads: usize) -> f64 {
+    #[pyo3(signature = (bytes_moved, threads=0, cold=false, huge_pages=false))]
+    fn memcpy_seconds(
+        py: Python<'_>,
+        bytes_moved: usize,
+        threads: usize,
+        cold: bool,
+        huge_pages: bool,
+    ) -> f64 {
         py.detach(|| {
             let threads = Threads::new(threads);
             let mut memcpy = Memcpy::new(bytes_moved / 2);
             memcpy.seconds(&threads);
-            let mut seconds = [0; 3].map(|_| memcpy.seconds(&threads));
+            let mut once =
+                || if cold { memcpy.cold_seconds(&threads, huge_pages) } else { memcpy.seconds(&threads) };
+            let mut seconds = [once(), once(), once()];
             seconds.sort_by(f64::total_cmp);
             seconds[1]
         })

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _native
+from .._reserve import reserve
 from ..cache import CacheView
 from ..errors import CapacityError, IncompatibleError, UsageError
 from ..report import HandoffReport
@@ -195,33 +196,28 @@ class _Job:
 
     def fill(self, rows: int) -> HandoffReport:
         """Fresh arrays of MLX, filled, then given to the caches."""
-        import mlx.core as mx
-
-        wanted = [self._want(number, rows) for number in range(len(self.slots))]
-        arrays = [
-            {part: mx.zeros(shape, getattr(mx, dtype)) for part, (shape, dtype) in one.arrays.items()}
-            for one in wanted
-        ]
-        mx.eval(arrays)
-        report = self._copy(rows, wanted, arrays, None)
-        for number, one in enumerate(wanted):
-            one.finish(arrays[number])
-        return report
+        return self._made(rows, [self._want(number, rows) for number in range(len(self.slots))], None)
 
     def lengthen(self, past: int, rows: int) -> HandoffReport:
         """Only the rows that the caches lack; the caches take them as they take a step's."""
         import mlx.core as mx
 
         wanted = [self._missing(number, past, rows) for number in range(len(self.slots))]
-        arrays = [
-            {part: mx.zeros(shape, getattr(mx, dtype)) for part, (shape, dtype) in one.arrays.items()}
-            for one in wanted
-        ]
-        mx.eval(arrays)
-        report = self._copy(rows, wanted, arrays, (past, rows))
-        for number, one in enumerate(wanted):
-            one.finish(arrays[number])
+        report = self._made(rows, wanted, (past, rows))
         mx.eval([_arrays_of(slot) for slot in self.slots])
+        return report
+
+    def _made(self, rows: int, wanted: list[Want], only: tuple[int, int] | None) -> HandoffReport:
+        named = [(number, part) for number, one in enumerate(wanted) for part in one.arrays]
+        made, allocation = reserve([wanted[number].arrays[part] for number, part in named])
+        arrays: list[dict[str, Any]] = [{} for _ in wanted]
+        for (number, part), array in zip(named, made, strict=True):
+            arrays[number][part] = array
+        del made
+        report = self._copy(rows, wanted, arrays, only)
+        report.allocation = allocation
+        for one, own in zip(wanted, arrays, strict=True):
+            one.finish(own)
         return report
 
     def _want(self, number: int, rows: int) -> Want:
@@ -295,6 +291,7 @@ class _Job:
             json.dumps(live),
             only,
             threads=self.threads,
+            fresh=True,
         )
         return HandoffReport.from_json(report)
 

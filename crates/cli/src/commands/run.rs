@@ -1,17 +1,18 @@
 //! `kvbaton run`: the main job.
 
+use std::path::Path;
 use std::time::Instant;
 
-use kvbaton::layout::ModelSpec;
+use kvbaton::layout::{Layout, LiveRows, ModelSpec};
 use kvbaton::{
-    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Waived,
-    check_compatible,
+    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Stated, Waived,
+    check_compatible, open_dump,
 };
 use serde::Serialize;
 
-use super::{need_host, read_text};
+use super::{layout, need_host, read_text};
 use crate::Host;
-use crate::args::{Different, Prompt, Run};
+use crate::args::{Different, Foreign, Prompt, Run};
 use crate::host::{Decoder, DecoderRequest, Generated};
 use crate::printer::{Printer, bytes, seconds, table};
 
@@ -38,12 +39,27 @@ struct DecodeReport {
     first_step_seconds: f64,
 }
 
+/// Where the cache comes from.
+enum Producer {
+    Package(Box<CpuPrefill>),
+    Dump(Box<(Layout, ModelSpec)>),
+}
+
+impl Producer {
+    fn model(&self) -> Option<&ModelSpec> {
+        match self {
+            Producer::Package(engine) => engine.model(),
+            Producer::Dump(stated) => Some(&stated.1),
+        }
+    }
+}
+
 pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "run")?;
     check_flags(verb)?;
-    let mut engine = CpuPrefill::open(&verb.prefill, verb.threads)?;
+    let mut producer = producer(verb, host)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-    check_models(verb, &engine, host, waived)?;
+    check_models(verb, producer.model(), host, waived)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
     let tokens = prompt_tokens(&verb.prompt, &*decoder, verb.ignore_chat_template)?;
@@ -51,16 +67,22 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
-    if !prompt.is_empty() {
+    if let (Producer::Package(engine), false) = (&mut producer, prompt.is_empty()) {
         engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
     }
 
     let start = Instant::now();
-    let (view, prefill) = if prompt.is_empty() {
-        (None, None)
-    } else {
-        let prefilled = engine.prefill(prompt)?;
-        (Some(prefilled.cache), Some(prefilled.report))
+    let (view, prefill) = match producer {
+        Producer::Package(_) if prompt.is_empty() => (None, None),
+        Producer::Package(mut engine) => {
+            let prefilled = engine.prefill(prompt)?;
+            (Some(prefilled.cache), Some(prefilled.report))
+        }
+        Producer::Dump(stated) => {
+            let (layout, model) = *stated;
+            let view = open_dump(&verb.prefill, layout, model, dumped_rows(&verb.foreign, tokens.len()))?;
+            (Some(view), None)
+        }
     };
     let mut handoff = decoder.receive(view, &tokens)?;
     let before_decode = start.elapsed().as_secs_f64();
@@ -83,7 +105,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         handed_off_tokens: prompt.len(),
         remaining_tokens: remaining,
         prefill,
-        time_to_first_token_seconds: before_decode - measured_apart(&handoff) + generated.first_step_seconds,
+        time_to_first_token_seconds: before_decode - handoff.yardstick_seconds + generated.first_step_seconds,
         handoff,
         text: generated.text,
         tokens: generated.tokens,
@@ -97,6 +119,48 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     Ok(())
 }
 
+/// Opens what `--prefill` names: a package is a folder, a dump a file.
+fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
+    let foreign = &verb.foreign;
+    let layout = foreign.layout.as_deref().map(layout).transpose()?;
+    let model = foreign.model.as_deref().map(|folder| described(folder, host)).transpose()?;
+    if verb.prefill.is_file() {
+        let need = |what: &str, flag: &str| {
+            Error::new(ErrorKind::Layout, format!("`{}` does not state its {what}", verb.prefill.display()))
+                .hint(format!("say it with {flag}"))
+        };
+        let layout = layout.ok_or_else(|| need("layout", "--layout NAME|FILE.toml"))?;
+        let model = model.ok_or_else(|| need("model", "--model DIR"))?;
+        return Ok(Producer::Dump(Box::new((layout, model))));
+    }
+    let flags = [
+        ("--tokens-seen", foreign.tokens_seen),
+        ("--live", foreign.live),
+        ("--pad", foreign.pad),
+        ("--ring-start", foreign.ring_start),
+    ];
+    if let Some((flag, _)) = flags.iter().find(|(_, value)| value.is_some()) {
+        return Err(Error::new(ErrorKind::Usage, format!("{flag} is for dumps; a package's rows are known")));
+    }
+    let stated = Stated { layout, model };
+    Ok(Producer::Package(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
+}
+
+/// What a folder says of its model, its weights' digest included.
+fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
+    let digest = DigestCache::of_user().weights_digest(folder)?;
+    Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
+}
+
+fn dumped_rows(foreign: &Foreign, prompt_tokens: usize) -> LiveRows {
+    LiveRows {
+        live: foreign.live,
+        pad: foreign.pad,
+        ring_start: foreign.ring_start,
+        ..LiveRows::seen(foreign.tokens_seen.unwrap_or(prompt_tokens))
+    }
+}
+
 fn check_flags(verb: &Run) -> Result<(), Error> {
     if verb.max_tokens == 0 {
         return Err(Error::new(ErrorKind::Usage, "--max-tokens 0 asks for no answer"));
@@ -108,8 +172,13 @@ fn check_flags(verb: &Run) -> Result<(), Error> {
 }
 
 /// The package and the decoder must be of one model, before anything heavy is loaded.
-fn check_models(verb: &Run, engine: &CpuPrefill, host: &dyn Host, waived: Waived) -> Result<(), Error> {
-    let Some(package) = engine.model() else { return Ok(()) };
+fn check_models(
+    verb: &Run,
+    package: Option<&ModelSpec>,
+    host: &dyn Host,
+    waived: Waived,
+) -> Result<(), Error> {
+    let Some(package) = package else { return Ok(()) };
     let decoder = host.model_spec(&verb.decode)?;
     // Geometry first: its errors say more than a digest does.
     check_compatible(package, &decoder, Waived { weights: true })?;
@@ -173,11 +242,6 @@ fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
     .field("longest_function", longest)
 }
 
-/// Seconds that `receive` spent on measuring its yardstick, outside every reported time.
-fn measured_apart(handoff: &HandoffReport) -> f64 {
-    handoff.yardstick_seconds
-}
-
 fn decode_report(engine: String, generated: &Generated) -> DecodeReport {
     DecodeReport {
         engine,
@@ -199,6 +263,7 @@ fn summary(report: &Report) -> String {
                 p.tokens, p.tokens_per_second, p.function, p.engine
             ),
         )),
+        None if report.handoff.bytes > 0 => rows.push(row("prefill", 0.0, "none: a dump".to_owned())),
         None => rows.push(row("prefill", 0.0, "skipped: a prompt of one token".to_owned())),
     }
     let h = &report.handoff;

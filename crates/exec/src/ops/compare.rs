@@ -3,16 +3,18 @@
 use super::{Form, Op, Reason, broadcast_shape};
 use crate::tensor::{Context, Data, Tensor};
 
+type Relation<T> = fn(T, T) -> bool;
+
 #[derive(Debug)]
 struct Compare {
-    floats: fn(f32, f32) -> bool,
-    ints: fn(i32, i32) -> bool,
+    floats: Relation<f32>,
+    ints: Relation<i32>,
 }
 
 pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     form.operand("x")?;
     form.operand("y")?;
-    let (floats, ints): (fn(f32, f32) -> bool, fn(i32, i32) -> bool) = match form.op.kind.as_str() {
+    let (floats, ints): (Relation<f32>, Relation<i32>) = match form.op.kind.as_str() {
         "equal" => (|a, b| a == b, |a, b| a == b),
         "not_equal" => (|a, b| a != b, |a, b| a != b),
         "greater" => (|a, b| a > b, |a, b| a > b),

@@ -7,6 +7,7 @@ mod arithmetic;
 mod cast;
 mod compare;
 mod concat;
+mod constexpr;
 mod elementary;
 mod gather;
 mod layer_norm;
@@ -36,6 +37,7 @@ use kvbaton_mil::program::{
 use crate::tensor::{Context, Tensor};
 use crate::tile::Step;
 
+pub(crate) use constexpr::evaluate as decompress;
 pub(crate) use matmul::Matmul;
 
 /// Why an operation is refused or failed; the caller adds where.
@@ -88,6 +90,8 @@ pub(crate) struct Form<'a> {
     pub(crate) op: &'a MilOp,
     /// Values that `const` operations define.
     pub(crate) constants: &'a HashMap<ValueId, &'a Constant>,
+    /// Values that were decompressed at load.
+    pub(crate) decompressed: &'a HashMap<ValueId, Tensor>,
     /// Operands asked for so far.
     pub(crate) operands: Vec<Operand>,
 }
@@ -116,6 +120,12 @@ impl<'a> Form<'a> {
             Argument::Constant(c) => Some(c),
             Argument::Value(id) => self.constants.get(id).copied(),
         };
+        if let Argument::Value(id) = argument
+            && let Some(tensor) = self.decompressed.get(id)
+        {
+            self.operands.push(Operand::Fixed(tensor.clone()));
+            return Ok(());
+        }
         let operand = match (constant, argument) {
             (Some(c), _) => Operand::Fixed(
                 Tensor::constant(self.package, c)
@@ -329,12 +339,22 @@ const OPS: &[(&str, Builder)] = &[
     ("transpose", transpose::build),
 ];
 
-/// MIL's names of the operations the executor runs, in alphabetical order; `const` apart.
+/// MIL's names of the operations the executor runs; `const` apart.
 pub fn supported_ops() -> impl Iterator<Item = &'static str> {
-    OPS.iter().map(|(name, _)| *name)
+    constexpr::names().chain(OPS.iter().map(|(name, _)| *name))
 }
 
 /// How to build the operation `kind`.
 pub(crate) fn builder(kind: &str) -> Option<Builder> {
     OPS.binary_search_by(|(name, _)| (*name).cmp(kind)).ok().map(|i| OPS[i].1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted_for_its_search() {
+        assert!(OPS.is_sorted_by(|a, b| a.0 < b.0));
+    }
 }

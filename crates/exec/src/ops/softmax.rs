@@ -30,8 +30,14 @@ impl Op for Softmax {
         order.swap(axis, rank - 1);
         let x = operands[0].permuted(&order);
         let (lead, len) = super::split_last(&x.shape);
-        let values =
-            tile::single(cx, Step::Softmax { half: half(self.dtype) }, &[x.clone()], &[len], lead, len)?;
+        let values = tile::single(
+            cx,
+            Step::Softmax { half: half(self.dtype) },
+            std::slice::from_ref(&x),
+            &[len],
+            lead,
+            len,
+        )?;
         Ok(vec![Tensor::floats(self.dtype, x.shape, values).permuted(&order)])
     }
 

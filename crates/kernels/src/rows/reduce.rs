@@ -260,6 +260,7 @@ fn at<L: Lanes>(l: L, v: &[f32], i: usize) -> L::V {
 }
 
 #[inline(always)]
+#[expect(clippy::manual_map, reason = "a closure would not be compiled for the instruction set")]
 fn at_option<L: Lanes>(l: L, v: Option<&[f32]>, i: usize) -> Option<L::V> {
     match v {
         Some(v) => Some(at(l, v, i)),
@@ -268,6 +269,7 @@ fn at_option<L: Lanes>(l: L, v: Option<&[f32]>, i: usize) -> Option<L::V> {
 }
 
 #[inline(always)]
+#[expect(clippy::manual_map, reason = "a closure would not be compiled for the instruction set")]
 fn part_option<L: Lanes>(l: L, v: Option<&[f32]>, whole: usize) -> Option<L::V> {
     match v {
         Some(v) => Some(l.load_part(&v[whole..], 0.0)),

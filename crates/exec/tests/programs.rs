@@ -1,0 +1,163 @@
+//! Whole programs: fused against one operation after the other, bit for bit; and what is refused.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use half::f16;
+use kvbaton_exec::{Array, ExecError, Executable, Options};
+use kvbaton_mil::Package;
+
+fn open(name: &str) -> Arc<Package> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name);
+    Arc::new(Package::open(&path).unwrap())
+}
+
+fn load(name: &str, fuse: bool, threads: usize) -> Result<Executable, ExecError> {
+    Executable::load(open(name), "main", &Options::with_threads(threads).fused(fuse))
+}
+
+const SHAPE: [usize; 3] = [1, 96, 32];
+
+fn noise(scale: f32) -> Vec<f16> {
+    let mut state = 5u32;
+    (0..SHAPE.iter().product())
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f16::from_f32(((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * scale)
+        })
+        .collect()
+}
+
+fn assert_fused_equals_plain(x: &[f16]) {
+    let input = Array::from_f16(&SHAPE, x).unwrap();
+    let plain = load("attention.mlpackage", false, 1).unwrap().run(&[("x", input.clone())]).unwrap();
+    for threads in [1, 3] {
+        let fused = load("attention.mlpackage", true, threads).unwrap();
+        let outputs = fused.run(&[("x", input.clone())]).unwrap();
+        for ((name, a), (other, b)) in outputs.iter().zip(&plain) {
+            assert_eq!((name, a.shape()), (other, b.shape()));
+            let same = a.to_f32().unwrap().iter().zip(b.to_f32().unwrap()).all(|(a, b)| {
+                // Which NaN comes out depends on the order of operands in the processor.
+                a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+            });
+            assert!(same, "`{name}` differs with {threads} threads");
+        }
+    }
+}
+
+/// Grouped heads folded into rows, five dimensions, repeated keys, a reshape and a softmax in steps between the
+/// products, and no mask: each is found, with rope, norm and gating fused around it.
+#[test]
+fn every_way_of_writing_attention_is_recognised() {
+    let fused = load("attention.mlpackage", true, 1).unwrap();
+    let census = fused.census();
+    let count = |name: &str| census.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n);
+    assert_eq!(count("(attention)"), 5, "{census:?}");
+    for gone in ["matmul", "softmax", "silu", "layer_norm", "split", "concat", "exp"] {
+        assert_eq!(count(gone), 0, "{gone} stands alone: {census:?}");
+    }
+}
+
+#[test]
+fn fused_programs_equal_plain_ones() {
+    assert_fused_equals_plain(&noise(1.0));
+}
+
+/// With scores this large, the mask's -40000 hides nothing for sure, and no block may be skipped.
+#[test]
+fn fused_programs_equal_plain_ones_on_huge_values() {
+    assert_fused_equals_plain(&noise(60000.0));
+}
+
+/// Infinite values behind the mask reach every row in the plain program: 0 times infinity is NaN.
+#[test]
+fn fused_programs_equal_plain_ones_on_infinities() {
+    let mut x = noise(1.0);
+    x[95 * 32] = f16::INFINITY;
+    assert_fused_equals_plain(&x);
+}
+
+#[test]
+fn fusing_attention_needs_less_memory() {
+    let input = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();
+    let peak = |fuse| {
+        let program = load("attention.mlpackage", fuse, 1).unwrap();
+        assert_eq!(program.peak_bytes(), 0);
+        program.run(&[("x", input.clone())]).unwrap();
+        program.peak_bytes()
+    };
+    let scores = 6 * 96 * 96 * 4;
+    assert!(peak(true) + scores < peak(false), "{} {}", peak(true), peak(false));
+}
+
+#[test]
+fn outputs_start_on_a_page() {
+    let input = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();
+    for (name, array) in load("attention.mlpackage", true, 1).unwrap().run(&[("x", input)]).unwrap() {
+        assert_eq!(array.bytes().as_ptr().addr() % kvbaton_memory::PAGE_BYTES, 0, "{name}");
+    }
+}
+
+#[test]
+fn a_missing_operation_is_named_at_load() {
+    let error = load("missing.mlpackage", true, 1).unwrap_err().to_string();
+    assert_eq!(error, "function `main`: operation `sinh` (output `hyperbolic`) is not supported on the CPU");
+}
+
+#[test]
+fn a_form_that_is_not_handled_is_named_at_load() {
+    let error = load("form.mlpackage", true, 1).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "function `main`: operation `layer_norm` (output `middle`): over axes [1] of a tensor of rank 3, which are \
+         not the last ones"
+    );
+}
+
+#[test]
+fn an_unknown_function_is_an_error() {
+    let error = Executable::load(open("form.mlpackage"), "decode", &Options::default()).unwrap_err();
+    assert!(matches!(error, ExecError::Package(_)), "{error}");
+}
+
+fn refusal(inputs: &[(&str, Array)]) -> String {
+    load("attention.mlpackage", true, 1).unwrap().run(inputs).unwrap_err().to_string()
+}
+
+#[test]
+fn a_missing_input_is_an_error() {
+    assert_eq!(refusal(&[]), "input `x` is missing; the function takes [\"x\"]");
+}
+
+#[test]
+fn an_unknown_input_is_an_error() {
+    let x = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();
+    let error = refusal(&[("x", x.clone()), ("mask", x)]);
+    assert_eq!(error, "input `mask` is unknown or given twice; the function takes [\"x\"]");
+}
+
+#[test]
+fn an_input_given_twice_is_an_error() {
+    let x = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();
+    let error = refusal(&[("x", x.clone()), ("x", x)]);
+    assert_eq!(error, "input `x` is unknown or given twice; the function takes [\"x\"]");
+}
+
+#[test]
+fn an_input_of_another_shape_is_an_error() {
+    let x = Array::from_f16(&[1, 32, 96], &noise(1.0)).unwrap();
+    assert_eq!(refusal(&[("x", x)]), "input `x` is fp16[1, 32, 96], the function takes fp16[1, 96, 32]");
+}
+
+#[test]
+fn an_input_of_another_type_is_an_error() {
+    let x = Array::from_f32(&SHAPE, &[0.0; 96 * 32]).unwrap();
+    assert_eq!(refusal(&[("x", x)]), "input `x` is fp32[1, 96, 32], the function takes fp16[1, 96, 32]");
+}
+
+#[test]
+fn an_array_of_too_few_values_is_an_error() {
+    let error = Array::from_i32(&[2, 3], &[0; 5]).unwrap_err().to_string();
+    assert_eq!(error, "a int32 array of shape [2, 3] has 24 bytes, not 20");
+}
