@@ -79,9 +79,14 @@ impl Layout {
             let held = if apart { &parts[number..=number] } else { parts };
             let (mut layer, mut step) = (0, 0);
             loop {
+                let number = match &rule.layers {
+                    LayerSet::List(list) => list.get(layer).copied(),
+                    _ => Some(layer),
+                };
+                let Some(number) = number else { break };
                 let name = |kv_head| {
                     let at = NamePlaces {
-                        layer: step,
+                        layer: number,
                         index: step,
                         group: step,
                         kv_head,
