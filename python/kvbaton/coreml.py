@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._coreml.memory import zeros
-from ._coreml.slots import Rules, mask, moving_layers, positions, row_slots
+from ._coreml.slots import Rules, holds_layer, mask, moving_layers, positions, row_slots
 from .cache import CacheView
 from .errors import CapacityError, UsageError
 from .report import HandoffReport
@@ -169,7 +169,7 @@ def _live(
         if ring_start is None and "ring-indexed" not in placements:
             live["ring_start"] = 0
     if "paged" in placements:
-        blocks = -(-slots // block_rows)
+        blocks = slots if rules.single_row_blocks() else -(-slots // block_rows)
         live["block_table"] = list(range(blocks) if block_table is None else block_table)
     return live
 
@@ -206,18 +206,12 @@ def _mask(
         if found is None:
             continue
         rule, placement = found
-        holder = next((a for n, a in arrays.items() if _is_named(n, rule["name"], index)), None)
+        holder = next((a for n, a in arrays.items() if holds_layer(n, rule["name"], index)), None)
         slots = None if holder is None else row_slots(rule, holder.shape)
         if slots is None:
             return None
         return mask(positions(placement, slots, seen, layer, live), seen, layer, AWAY)
     return None
-
-
-def _is_named(name: str, template: str, layer: int) -> bool:
-    """Whether a tensor's name is one that a rule makes for a layer."""
-    head, brace, _ = template.replace("{layer}", str(layer)).partition("{")
-    return name.startswith(head) if brace else name == head
 
 
 class GrowingCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Rules:
             found |= {rule[key] for key in ("placement", "sliding_placement") if key in rule}
         return found
 
+    def single_row_blocks(self) -> bool:
+        """Whether a paged cache's blocks are single rows."""
+        return any("block" in rule["axes"] and "row" not in rule["axes"] for rule in self.parsed["tensor"])
+
     def of_layer(self, index: int, spec: Spec) -> tuple[dict[str, Any], str] | None:
         """The rule of a layer's keys, and the placement of its rows."""
         for rule in self.parsed["tensor"]:
@@ -54,6 +59,18 @@ class Rules:
             order = [(rule, "sliding_placement"), (rule, "placement"), (self.parsed, "sliding_placement")]
             order.append((self.parsed, "placement"))
         return next((str(of[key]) for of, key in order if key in of), "left")
+
+
+def holds_layer(name: str, template: str, layer: int) -> bool:
+    """Whether a tensor of this name may hold a layer, by its rule's template: ``{layer}`` is its number."""
+    pieces = re.split(r"(\{[^}]*\})", template.replace("{layer}", str(layer)))
+    pattern = "".join(_placeholder(p) if p.startswith("{") else re.escape(p) for p in pieces)
+    return re.fullmatch(pattern, name) is not None
+
+
+def _placeholder(text: str) -> str:
+    choices = text[1:-1].split("|")
+    return f"({'|'.join(map(re.escape, choices))})" if len(choices) > 1 else r"\d+"
 
 
 def moving_layers(rules: Rules, layers: Sequence[Spec], seen: int) -> list[int]:
