@@ -102,18 +102,21 @@ class CacheView:
         arrays: Mapping[str, Any],
         layout: str,
         *,
-        cache: Sequence[Mapping[str, Any]],
+        cache: Sequence[Mapping[str, Any]] | None = None,
         tokens: Sequence[int] | None = None,
         tokens_seen: int | None = None,
         live: int | None = None,
         pad: int | None = None,
         ring_start: int | None = None,
+        conv_start: int | None = None,
+        sequence: int | None = None,
         block_table: Sequence[int] | None = None,
         dtypes: Mapping[str, str] | None = None,
     ) -> CacheView:
         """A view of ``arrays`` by name, laid out as ``layout`` (a preset's name or TOML text).
 
-        ``cache`` says what each layer keeps, as ``kvbaton.model``'s ``layers`` do. ``tokens`` are the ids
+        ``cache`` says what each layer keeps, as ``kvbaton.model``'s ``layers`` do; it may be left out where
+        the layout and the shapes say it, for layers of full attention. ``tokens`` are the ids
         that the rows belong to and imply ``tokens_seen``. The arrays stay where they are: do not write to
         them while the view lives. Strides are honoured. bfloat16 arrays come as uint16 with their type in
         ``dtypes``.
@@ -131,11 +134,14 @@ class CacheView:
             "live": live,
             "pad": pad,
             "ring_start": ring_start,
+            "conv_start": conv_start,
+            "sequence": sequence,
             "block_table": None if block_table is None else list(block_table),
         }
         named = [(name, array, _dtype(name, array, dtypes)) for name, array in arrays.items()]
         ids = None if tokens is None else [int(t) for t in tokens]
-        native = _native.NativeView.from_arrays(named, layout, json.dumps(list(cache)), json.dumps(rows), ids)
+        spec = None if cache is None else json.dumps(list(cache))
+        native = _native.NativeView.from_arrays(named, layout, spec, json.dumps(rows), ids)
         return cls(native)
 
     @property

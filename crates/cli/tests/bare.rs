@@ -1,5 +1,7 @@
 //! The bare binary: verbs that need no Python work, the others say what they need.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use assert_cmd::Command;
 use serde_json::Value;
 

@@ -35,6 +35,12 @@ fn layout_toml(name: &str) -> PyResult<String> {
     kvbaton::layout::presets::get(name).map(|l| l.to_toml()).map_err(|e| to_python(e.into()))
 }
 
+/// The names of the layouts that ship with kvbaton.
+#[pyfunction]
+fn layout_names() -> Vec<&'static str> {
+    kvbaton::layout::presets::names().collect()
+}
+
 /// Raises unless a cache of the model `source` serves a decoder of the model `target` (both as JSON).
 #[pyfunction]
 fn check_compatible(source: &str, target: &str, weights: bool) -> PyResult<()> {
@@ -50,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(weights_digest, module)?)?;
     module.add_function(wrap_pyfunction!(layout_toml, module)?)?;
+    module.add_function(wrap_pyfunction!(layout_names, module)?)?;
     module.add_function(wrap_pyfunction!(check_compatible, module)?)?;
     operations::add_to(module)?;
     module.add_function(wrap_pyfunction!(arrays::address, module)?)

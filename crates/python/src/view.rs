@@ -66,18 +66,19 @@ pub(crate) fn part_called(name: &str) -> PyResult<Part> {
 
 #[pymethods]
 impl NativeView {
-    /// A view of arrays that stay where they are. `cache` and `live` are JSON.
+    /// A view of arrays that stay where they are. `cache` and `live` are JSON; without `cache`, sizes are taken
+    /// from the shapes where the layout leaves none open.
     #[staticmethod]
     #[pyo3(signature = (arrays, layout, cache, live, tokens=None, model_json=None))]
     fn from_arrays(
         arrays: Vec<Named<'_>>,
         layout: &str,
-        cache: &str,
+        cache: Option<&str>,
         live: &str,
         tokens: Option<Vec<u32>>,
         model_json: Option<&str>,
     ) -> PyResult<NativeView> {
-        let cache = cache_spec(cache)?;
+        let layout = read_layout(layout)?;
         let mut tensors = Vec::new();
         for array in &arrays {
             let exported = Exported::new(array)?;
@@ -88,8 +89,14 @@ impl NativeView {
             let foreign = unsafe { Foreign::new(start, info.len_bytes, Box::new(buffer)) };
             tensors.push(Tensor { info, bytes: Bytes::new(foreign) });
         }
-        let mut view =
-            CacheView::new(read_layout(layout)?, cache, tensors, live_rows(live)?).map_err(to_python)?;
+        let cache: CacheSpec = match cache {
+            Some(json) => cache_spec(json)?,
+            None => {
+                let infos: Vec<_> = tensors.iter().map(|t| t.info.clone()).collect();
+                layout.infer_cache(&infos).map_err(|e| to_python(e.into()))?
+            }
+        };
+        let mut view = CacheView::new(layout, cache, tensors, live_rows(live)?).map_err(to_python)?;
         if let Some(json) = model_json {
             view = view.with_model(Some(model(json)?));
         }
@@ -156,6 +163,7 @@ impl NativeView {
     /// report as JSON; `seconds` in it are those of planning and filling. `fresh` targets are mlx-lm's and hold
     /// nothing yet.
     #[pyo3(signature = (targets, layout, live, on_overflow="error", threads=0, fresh=false))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn fill(
         &self,
         py: Python<'_>,

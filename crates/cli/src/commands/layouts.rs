@@ -1,13 +1,16 @@
 //! `kvbaton layouts`.
 
 use kvbaton::Error;
-use kvbaton::layout::{DType, LiveRows, Resolved, Sizes, presets};
+use kvbaton::layout::{DType, LiveRows, Placement, Resolved, Sizes, presets};
 use kvbaton::plan::plan;
 use serde_json::json;
 
 use super::{cache_shape, layout};
 use crate::args::{Layouts, LayoutsVerb};
 use crate::printer::{Printer, bytes};
+
+/// Reads and writes of one core, for an estimate that measures nothing.
+const TYPICAL_GIGABYTES_PER_SECOND: f64 = 20.0;
 
 pub(crate) fn run(verb: &Layouts, printer: &Printer) -> Result<(), Error> {
     match verb.verb.as_ref().unwrap_or(&LayoutsVerb::List) {
@@ -16,24 +19,31 @@ pub(crate) fn run(verb: &Layouts, printer: &Printer) -> Result<(), Error> {
         LayoutsVerb::Plan { source, target, shape, context, live, dtype, explain } => {
             let cache = cache_shape(shape, None)?;
             let live_rows = live.unwrap_or(*context);
-            let blocks = u32::try_from(context.div_ceil(16)).unwrap_or(u32::MAX);
-            let live = LiveRows {
-                pad: Some(context.saturating_sub(live_rows)),
-                block_table: Some((0..blocks).collect()),
-                ..LiveRows::seen(live_rows)
-            };
+            // What a producer would say, at its simplest: padding fills the capacity, rings start in slot 0, blocks
+            // (or cells) follow one another.
+            let cells = u32::try_from(*context).unwrap_or(u32::MAX);
             let side = |name: &str, dtype| -> Result<Resolved, Error> {
                 let layout = layout(name)?;
+                let padded = layout.placement == Placement::LeftPadded;
+                let live = LiveRows {
+                    pad: Some(if padded { context.saturating_sub(live_rows) } else { 0 }),
+                    ring_start: Some(0),
+                    conv_start: Some(0),
+                    block_table: Some((0..cells).collect()),
+                    ..LiveRows::seen(live_rows)
+                };
                 let sizes = Sizes { capacity: *context, dtype, block_rows: 16, row_stride_bytes: None };
                 let tensors = layout.tensors(&cache, &sizes)?;
                 Ok(layout.resolve(&cache, &tensors, &live)?)
             };
             let plan = plan(&side(source, DType::Float16)?, &side(target, dtype.dtype())?, &cache)?;
+            let cost = plan.cost(TYPICAL_GIGABYTES_PER_SECOND);
             if printer.is_json() {
                 printer.document(&json!({
                     "source": source, "target": target, "shape": shape, "context": context,
-                    "live_rows": live_rows, "operations": plan.operations(),
-                    "bytes_read": plan.bytes_read(), "bytes": plan.bytes_written(),
+                    "live_rows": live_rows, "operations": cost.operations,
+                    "bytes_read": cost.bytes_read, "bytes": cost.bytes_written,
+                    "bytes_zeroed": cost.bytes_zeroed, "smallest_run_bytes": cost.smallest_run_bytes,
                     "explanation": explain.then(|| plan.explain()),
                 }));
                 return Ok(());
@@ -41,11 +51,16 @@ pub(crate) fn run(verb: &Layouts, printer: &Printer) -> Result<(), Error> {
             if *explain {
                 printer.data(&plan.explain());
             }
+            let runs = cost
+                .smallest_run_bytes
+                .map_or_else(String::new, |n| format!(", runs of {} at least", bytes(n)));
             printer.data(&format!(
-                "{source} -> {target}: {} copies, {} read, {} written\n",
-                plan.operations(),
-                bytes(plan.bytes_read()),
-                bytes(plan.bytes_written()),
+                "{source} -> {target}: {} copies, {} read, {} written{runs}, about {:.1} ms at \
+                 {TYPICAL_GIGABYTES_PER_SECOND} GB/s\n",
+                cost.operations,
+                bytes(cost.bytes_read),
+                bytes(cost.bytes_written),
+                cost.seconds * 1e3,
             ));
             Ok(())
         }

@@ -115,8 +115,11 @@ fn held(rule: &TensorRule, cache: &CacheSpec) -> Vec<Held> {
     all
 }
 
+/// Size and kept rows of a window.
+type WindowOf = Option<(usize, usize)>;
+
 /// (heads, key lanes, value lanes, window)
-fn attention(spec: &LayerSpec) -> Option<(usize, usize, usize, Option<(usize, usize)>)> {
+fn attention(spec: &LayerSpec) -> Option<(usize, usize, usize, WindowOf)> {
     match *spec {
         LayerSpec::Full { kv_heads, key_dim, value_dim } => Some((kv_heads, key_dim, value_dim, None)),
         LayerSpec::Sliding { kv_heads, key_dim, value_dim, window } => {
@@ -238,7 +241,7 @@ fn slots(
     placement: Placement,
     rows: usize,
     blocks: usize,
-    window: Option<(usize, usize)>,
+    window: WindowOf,
     live: &LiveRows,
 ) -> Vec<Option<i64>> {
     let capacity = rows * blocks;

@@ -1,7 +1,7 @@
 //! Row passes and matrix products: the arithmetic of the executor.
 //!
 //! Every kernel computes in `f32` and, where asked to (`half`), rounds its result to the nearest fp16 value
-//! (ties to even), kept as `f32`. Bodies are written once over sixteen [lanes](lanes) and compiled for each
+//! (ties to even), kept as `f32`. Bodies are written once over sixteen lanes and compiled for each
 //! instruction set; [`Isa`] picks one at run time. All instruction sets give the same bits.
 //!
 //! Nothing here knows about tensors, shapes of more than two dimensions or MIL: that is `kvbaton-exec`.
