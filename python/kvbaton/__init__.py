@@ -14,14 +14,18 @@ from __future__ import annotations
 
 from . import errors
 from ._native import __version__, weights_digest
-from .cache import CacheView, LayerView
+from .cache import CacheView, Finding, LayerView, Scan
+from .coreml import CoreMLInputs, GrowingCache, to_coreml
 from .errors import KvbatonError
-from .mlx import Handoff, to_mlx
+from .mlx import Handoff, from_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
 from .report import HandoffReport, PrefillReport
 
 __all__ = [
     "CacheView",
+    "CoreMLInputs",
+    "Finding",
+    "GrowingCache",
     "Handoff",
     "HandoffReport",
     "KvbatonError",
@@ -29,8 +33,11 @@ __all__ = [
     "Prefill",
     "PrefillReport",
     "PrefillResult",
+    "Scan",
     "__version__",
     "errors",
+    "from_mlx",
+    "to_coreml",
     "to_mlx",
     "weights_digest",
 ]

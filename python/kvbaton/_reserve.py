@@ -18,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mlx.core as mx
 
-_NAMES = {"float16": ("F16", 2), "bfloat16": ("BF16", 2), "float32": ("F32", 4)}
+_NAMES = {"float16": ("F16", 2), "bfloat16": ("BF16", 2), "float32": ("F32", 4), "uint32": ("U32", 4)}
+
+Wanted = Sequence[tuple[Sequence[int], str]]
+"""Shapes and types of elements."""
 
 
 class _UnreadTensors(io.RawIOBase):
     """A safetensors file of the given shapes whose header can be read and whose data is left alone."""
 
-    def __init__(self, shapes: Sequence[Sequence[int]], dtype: str) -> None:
-        name, size = _NAMES[dtype]
+    def __init__(self, wanted: Wanted) -> None:
         header: dict[str, Any] = {}
         end = 0
-        for index, shape in enumerate(shapes):
+        for index, (shape, dtype) in enumerate(wanted):
+            name, size = _NAMES[dtype]
             start, end = end, end + math.prod(shape) * size
             header[str(index)] = {"dtype": name, "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps(header).encode()
@@ -58,20 +61,20 @@ class _UnreadTensors(io.RawIOBase):
         return count
 
 
-def reserve(shapes: Sequence[Sequence[int]], element: Any) -> tuple[list[mx.array], str]:
-    """One array a shape, allocated by MLX, and how: ``reserved`` (contents undefined) or ``zeroed``."""
+def reserve(wanted: Wanted) -> tuple[list[mx.array], str]:
+    """One array for each shape and type, allocated by MLX, and how: ``reserved`` (contents undefined) or
+    ``zeroed``."""
     import mlx.core as mx
 
-    dtype = str(element).rpartition(".")[2]
     try:
-        loaded: Any = mx.load(_UnreadTensors(shapes, dtype), format="safetensors")  # type: ignore[arg-type]
-        arrays = [loaded[str(index)] for index in range(len(shapes))]
+        loaded: Any = mx.load(_UnreadTensors(wanted), format="safetensors")  # type: ignore[arg-type]
+        arrays = [loaded[str(index)] for index in range(len(wanted))]
         del loaded
         mx.eval(arrays)
         kind = "reserved"
     except (RuntimeError, TypeError, ValueError):
         # A version of MLX that reads files otherwise: the documented way, which costs a pass over the memory.
-        arrays = [mx.zeros(shape, element) for shape in shapes]
+        arrays = [mx.zeros(shape, getattr(mx, dtype)) for shape, dtype in wanted]
         mx.eval(arrays)
         kind = "zeroed"
     return arrays, kind

@@ -13,9 +13,12 @@ import numpy.typing as npt
 from . import _native
 from .errors import UsageError
 
-__all__ = ["CacheView", "LayerView"]
+__all__ = ["CacheView", "Finding", "LayerView", "Scan"]
 
 _NUMPY = {"float16": np.float16, "bfloat16": np.uint16, "float32": np.float32, "int8": np.int8}
+
+
+_PARTS = {"full": ("key", "value"), "sliding": ("key", "value"), "recurrent": ("conv", "state")}
 
 
 @dataclass(frozen=True)
@@ -23,25 +26,54 @@ class LayerView:
     """One layer of a cache.
 
     ``kind`` is ``full``, ``sliding``, ``recurrent`` or ``shared``; ``positions`` are those of the live rows,
-    oldest first; ``offset`` is the position of the next token; ``window`` and ``keep`` are a sliding layer's.
+    oldest first: a ``range``, or a tuple where rows that stay and rows that move have a gap between them.
+    ``offset`` is the position of the next token; ``window`` and ``keep`` are a sliding layer's; ``encoding``
+    says how its rows are stored.
     """
 
     kind: str
-    positions: range
+    positions: Sequence[int]
     offset: int
     window: int | None
     keep: int | None
+    encoding: str
     _view: _native.NativeView
     _index: int
+    _parts: tuple[str, ...]
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies in canonical order: ``key`` and ``value`` of shape (kv_heads, rows, head_dim).
+        """Copies in canonical order: ``key`` and ``value`` of shape (kv_heads, rows, head_dim), ``conv`` of
+        (1, steps, channels), ``state`` of (heads, value_dim, key_dim). Codes are decoded.
 
         bfloat16 has no numpy type and comes as uint16.
         """
-        parts = {"full": ("key", "value"), "sliding": ("key", "value"), "recurrent": ("conv", "state")}
-        return {part: _canonical(self._view, self._index, part)[0] for part in parts.get(self.kind, ())}
+        return {part: _canonical(self._view, self._index, part)[0] for part in self._parts}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A value that a cache should not hold: ``kind`` is ``nan``, ``infinity`` or ``overflow``; ``row`` is the
+    position of the token."""
+
+    kind: str
+    tensor: str
+    layer: int
+    head: int
+    row: int
+    lane: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What :meth:`CacheView.scan` found: counts, the largest finite magnitude and the first places."""
+
+    nan: int
+    infinity: int
+    overflow: int
+    largest: float
+    places: tuple[Finding, ...]
 
 
 def _canonical(view: _native.NativeView, layer: int, part: str) -> tuple[npt.NDArray[Any], int]:
@@ -52,11 +84,17 @@ def _canonical(view: _native.NativeView, layer: int, part: str) -> tuple[npt.NDA
 class CacheView:
     """Memory, a layout and the live rows: a cache as its producer left it.
 
-    Made by :class:`kvbaton.Prefill` or by :meth:`from_arrays`; nothing is copied to make it.
+    Made by :class:`kvbaton.Prefill`, :func:`kvbaton.from_mlx` or :meth:`from_arrays`; nothing is copied to make
+    it. ``logits`` are those after its last token, where they are known: a decoder with recurrent states can go
+    on from them alone.
     """
 
-    def __init__(self, native: _native.NativeView) -> None:
+    def __init__(self, native: _native.NativeView, logits: npt.NDArray[np.float32] | None = None) -> None:
         self._native = native
+        self.logits = logits
+        self.overflow = 0
+        # Slots at which rings of mlx-lm start, by layer: a ring handed on as it lies sums in the same order.
+        self.rings: dict[int, int] = {}
 
     @classmethod
     def from_arrays(
@@ -133,26 +171,96 @@ class CacheView:
         layers = []
         for index, spec in enumerate(json.loads(self._native.cache)):
             window = spec.get("window") or {}
-            positions = range(0)
+            parts = _parts(spec)
+            positions: Sequence[int] = range(0)
             if spec["kind"] in ("full", "sliding"):
-                keys, first = _canonical(self._native, index, "key")
-                positions = range(first, first + keys.shape[1])
+                runs = [range(*run) for run in _native.view_rows(self._native, index, "key")]
+                positions = runs[0] if len(runs) == 1 else tuple(p for run in runs for p in run)
             layers.append(
                 LayerView(
                     kind=spec["kind"],
-                    positions=positions,
+                    positions=positions or range(0),
                     offset=self.tokens_seen,
                     window=window.get("size"),
                     keep=window.get("keep"),
+                    encoding=_native.view_encoding(self._native, index),
                     _view=self._native,
                     _index=index,
+                    _parts=parts,
                 )
             )
         return layers
 
+    def trim(self, tokens: int) -> CacheView:
+        """The same cache without its last ``tokens`` tokens. Nothing is copied, and this view stays as it is.
+
+        All layers are trimmed or none. A recurrent state cannot lose a token, and a window that has moved on no
+        longer has the rows that an earlier token read.
+
+        Raises:
+            UsageError: the cache cannot go back that far.
+        """
+        return self._shorter(_native.view_trim, tokens)
+
+    def prefix(self, tokens: int) -> CacheView:
+        """The same cache as it was after its first ``tokens`` tokens; otherwise as :meth:`trim`."""
+        return self._shorter(_native.view_prefix, tokens)
+
+    def _shorter(self, cut: Any, tokens: int) -> CacheView:
+        if tokens < 0:
+            raise UsageError(f"{tokens} tokens are fewer than none", fields={"tokens": tokens})
+        native = cut(self._native, tokens)
+        return CacheView(native, self.logits if native.tokens_seen == self.tokens_seen else None)
+
+    def cast(self, dtype: str, on_overflow: str = "error") -> CacheView:
+        """A copy whose elements are ``float16``, ``bfloat16`` or ``float32``; codes are decoded.
+
+        ``on_overflow`` says what becomes of finite values that the type cannot hold: ``error`` refuses,
+        ``clamp`` takes the largest value there is, ``count`` writes infinity. ``overflow`` of the copy counts
+        them.
+
+        Raises:
+            OverflowInCacheError: with ``error``, naming the count and the first place.
+        """
+        native, overflow = _native.view_cast(self._native, str(dtype).rpartition(".")[2], on_overflow)
+        copy = CacheView(native, self.logits)
+        copy.overflow = overflow
+        return copy
+
+    def quantize(self, bits: int = 8, group_size: int = 64) -> CacheView:
+        """A copy with keys and values of full layers in MLX's affine codes.
+
+        Windows and recurrent states keep their type, because mlx-lm has no quantised caches for them; each
+        layer's ``encoding`` says what it got.
+
+        Raises:
+            UsageError: no layer can be quantised.
+            LayoutError: there are no such codes, or the groups do not divide the heads.
+        """
+        return CacheView(_native.view_quantize(self._native, bits, group_size), self.logits)
+
+    def scan(self, dtype: str = "float16", limit: int = 16) -> Scan:
+        """Looks at every live value: not a number, infinite, or too large for ``dtype``. Names ``limit`` places."""
+        found = json.loads(_native.view_scan(self._native, str(dtype).rpartition(".")[2], limit))
+        places = tuple(Finding(**{**p, "value": _number(p)}) for p in found.pop("places"))
+        return Scan(places=places, **found)
+
     def __repr__(self) -> str:
         layers = len(json.loads(self._native.cache))
         return f"CacheView({layers} layers, {self.tokens_seen} tokens seen)"
+
+
+def _parts(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parts that a layer keeps; a recurrent layer may lack either."""
+    if spec["kind"] != "recurrent":
+        return _PARTS.get(spec["kind"], ())
+    return tuple(part for part, size in (("conv", "conv_steps"), ("state", "heads")) if spec[size])
+
+
+def _number(finding: Mapping[str, Any]) -> float:
+    """The value of a finding; JSON has no infinities."""
+    unwritten = {"nan": float("nan"), "infinity": float("inf")}
+    return unwritten.get(finding["kind"], finding["value"])
 
 
 def _dtype(name: str, array: Any, dtypes: Mapping[str, str] | None) -> str:

@@ -67,4 +67,4 @@ class Prefill:
         """
         view, logits, report = self._native.prefill([int(t) for t in tokens])
         values = None if logits is None else np.frombuffer(logits, dtype=np.float32)
-        return PrefillResult(CacheView(view), values, PrefillReport.from_json(report))
+        return PrefillResult(CacheView(view, values), values, PrefillReport.from_json(report))

@@ -65,6 +65,21 @@ def prefill(package: Path) -> Any:
     return kvbaton.Prefill(package)
 
 
+@pytest.fixture(scope="session")
+def models() -> Callable[[str], Any]:
+    """A tiny random model of a family of :data:`cache_models.CONFIGS`, made once."""
+    import cache_models
+
+    made: dict[str, Any] = {}
+
+    def get(family: str) -> Any:
+        if family not in made:
+            made[family] = cache_models.build(family)
+        return made[family]
+
+    return get
+
+
 @dataclass(frozen=True)
 class Finished:
     """A finished command line."""

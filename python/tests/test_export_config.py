@@ -12,6 +12,7 @@ from kvbaton._export import ExportError, read_model_spec
 from kvbaton._export.config import parse_config
 
 LLAMA, QWEN2, QWEN3 = tiny_models.BASE, tiny_models.QWEN2, tiny_models.QWEN3
+GEMMA3 = tiny_models.GEMMA3
 ABSENT = object()
 
 
@@ -23,7 +24,11 @@ def patched(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("base", "changes", "fragments"),
     [
-        (LLAMA, {"model_type": "gemma3_text"}, ["model_type", "gemma3_text", "llama, mistral, qwen2, qwen3"]),
+        (LLAMA, {"model_type": "gemma2"}, ["model_type", "gemma2", "llama, mistral, qwen2, qwen3, gemma3_text"]),
+        (GEMMA3, {"final_logit_softcapping": 30.0}, ["final_logit_softcapping = 30.0"]),
+        (GEMMA3, {"use_bidirectional_attention": True}, ["use_bidirectional_attention = true"]),
+        (GEMMA3, {"hidden_activation": "silu"}, ["hidden_activation", "silu"]),
+        (GEMMA3, {"layer_types": ["full_attention"] * 3}, ["layer_types", "every layer of 3 alone"]),
         (LLAMA, {"model_type": ABSENT}, ["model_type = null"]),
         (LLAMA, {"model_file": "net.py"}, ["model_file", "net.py"]),
         (LLAMA, {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
@@ -162,3 +167,22 @@ def test_model_spec_is_plain_json(tmp_path: Path) -> None:
         "dims": 32,
         "scaling": {"kind": "default"},
     }
+
+
+def test_gemma3_alternates_and_has_a_rope_for_windows() -> None:
+    config = parse_config({**GEMMA3, "num_hidden_layers": 7})
+    assert [config.has_window(layer) for layer in range(7)] == [True, True, False, True, True, False, True]
+    spec = config.spec()
+    assert [layer["kind"] for layer in spec["layers"]] == ["sliding", "sliding", "full"] * 2 + ["sliding"]
+    assert spec["layers"][0]["window"] == {"size": 12, "keep": 0}
+    assert spec["rope"]["kind"] == "half-split, theta 10000 in windows"
+    other = parse_config({**GEMMA3, "rope_local_base_freq": 20000.0}).spec()
+    assert other["rope"] != spec["rope"]
+
+
+def test_gemma3_scales_its_embedding_as_mlx_rounds_it() -> None:
+    mx = pytest.importorskip("mlx.core")
+    for hidden in (64, 640, 1152, 2560, 3840):
+        config = parse_config({**GEMMA3, "hidden_size": hidden})
+        assert config.gemma is not None
+        assert config.gemma.embedding_scale == mx.array(hidden**0.5, mx.bfloat16).astype(mx.float32).item()

@@ -19,6 +19,7 @@ pytest.importorskip("coremltools")
 from coremltools.converters.mil import Builder as mb  # noqa: E402
 from coremltools.converters.mil.mil import types  # noqa: E402
 from kvbaton._export import program  # noqa: E402
+from mlx_lm.models.base import create_causal_mask  # noqa: E402
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
 
 SCALINGS: list[dict[str, Any] | None] = [
@@ -270,12 +271,54 @@ def test_attention_equals_mlx(name: str, scaled_first: bool) -> None:
         rng.standard_normal((1, heads, rows, config.head_dim)).astype(np.float16)
         for heads in (config.heads, config.kv_heads, config.kv_heads)
     )
-    ours = evaluate(raw, rows, {}, lambda b: b.attention(*(mb.const(val=t) for t in (q, k, v))))
+    ours = evaluate(raw, rows, {}, lambda b: b.attention(*(mb.const(val=t) for t in (q, k, v)), b.full))
     theirs = mx.fast.scaled_dot_product_attention(
         *(mx.array(t.astype(np.float32)) for t in (q, k, v)), scale=config.head_dim**-0.5, mask="causal"
     )
     assert config.qkv_bias == scaled_first
     np.testing.assert_allclose(ours, np.array(theirs), atol=6e-3)
+
+
+@pytest.mark.parametrize("rows", [8, 12, 13, 30])
+def test_windows_attend_to_as_many_rows_as_in_mlx(rows: int) -> None:
+    raw = tiny_models.GEMMA3
+    config = parse_config(raw)
+    assert config.windows is not None
+    rng = np.random.default_rng(4)
+    q, k, v = (
+        rng.standard_normal((1, heads, rows, config.head_dim)).astype(np.float16)
+        for heads in (config.heads, config.kv_heads, config.kv_heads)
+    )
+    ours = evaluate(raw, rows, {}, lambda b: b.attention(*(mb.const(val=t) for t in (q, k, v)), b.sliding))
+    theirs = mx.fast.scaled_dot_product_attention(
+        *(mx.array(t.astype(np.float32)) for t in (q, k, v)),
+        scale=raw["query_pre_attn_scalar"] ** -0.5,
+        mask=create_causal_mask(rows, window_size=config.windows.size),
+    )
+    np.testing.assert_allclose(ours, np.array(theirs), atol=6e-3)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_norms_of_a_scaled_residual_are_those_of_the_whole(size: float) -> None:
+    rng = np.random.default_rng(5)
+    x = (size * rng.standard_normal((1, 5, 64))).astype(np.float16)
+    stored = (0.2 * rng.standard_normal(64)).astype(np.float16)
+
+    def block(builder: Any) -> Any:
+        quarter = mb.const(val=(x * np.float16(0.25)))
+        return builder.rms_norm(quarter, "g", 64, reads_residual=True)
+
+    ours = evaluate({**tiny_models.GEMMA3, "rms_norm_eps": 1e-6}, 5, {"g": stored}, block)
+    gain = 1 + mx.array(stored.astype(np.float32))
+    theirs = np.array(mx.fast.rms_norm(mx.array(x.astype(np.float32)), gain, 1e-6))
+    # A sixteenth of the epsilon rounds by 4.6 % in fp16, as the epsilon itself does.
+    np.testing.assert_allclose(ours, theirs, rtol=0.06 if size == 1e-3 else 0.01, atol=4e-3)
+
+
+def test_norms_that_add_to_the_residual_have_a_quarter_of_their_gain() -> None:
+    stored = np.random.default_rng(6).standard_normal(64).astype(np.float16)
+    ours = evaluate(tiny_models.GEMMA3, 4, {"g": stored}, lambda b: b.gain("g", 64, b.residual))
+    np.testing.assert_array_equal(ours, ((1 + stored.astype(np.float32)) / 4).astype(np.float16))
 
 
 def test_large_key_biases_do_not_overflow() -> None:
@@ -285,7 +328,7 @@ def test_large_key_biases_do_not_overflow() -> None:
     v = np.ones((1, 2, 4, 16), np.float16)
 
     def block(builder: Any) -> Any:
-        return builder.attention(*(mb.const(val=t) for t in (q, k, v)))
+        return builder.attention(*(mb.const(val=t) for t in (q, k, v)), builder.full)
 
     np.testing.assert_allclose(evaluate(tiny_models.CONFIGS["qwen2"], 4, {}, block), 1, atol=1e-3)
     with np.errstate(all="ignore"):
@@ -300,7 +343,7 @@ def test_heads_are_split_and_rotated_as_mlx_does(head_norm: bool) -> None:
     x = rng.standard_normal((1, rows, config.kv_heads * config.head_dim)).astype(np.float16)
     gain = (1 + 0.2 * rng.standard_normal(config.head_dim)).astype(np.float16)
     ours = evaluate(
-        raw, rows, {"n": gain}, lambda b: b.rotate(b.heads(mb.const(val=x), config.kv_heads, "n"))
+        raw, rows, {"n": gain}, lambda b: b.rotate(b.heads(mb.const(val=x), config.kv_heads, "n"), b.full)
     )
     heads = mx.array(x.astype(np.float32)).reshape(1, rows, config.kv_heads, config.head_dim)
     if head_norm:

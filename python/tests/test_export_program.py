@@ -13,7 +13,8 @@ import pytest
 import tiny_models
 from export_helpers import DIGEST, TinyModel, small_export
 from kvbaton._export import read_model_spec
-from kvbaton._export.layout import kv_groups
+from kvbaton._export.config import parse_config
+from kvbaton._export.layout import kv_groups, layout_toml
 
 pytest.importorskip("coremltools")
 from coremltools.models.utils import load_spec
@@ -51,12 +52,13 @@ def test_every_architecture_exports_with_declared_shapes(
     for description, rows in zip(spec.description.functions, (8, 16), strict=True):
         assert description.name == f"prefill_{rows}"
         assert features(description.input) == {"input_ids": (INT32, [1, rows]), "last_index": (INT32, [1])}
-        cache = [3, config["num_key_value_heads"], rows, head_dim]
-        assert features(description.output) == {
-            "logits": (FLOAT16, [1, 512]),
-            "key_cache": (FLOAT16, cache),
-            "value_cache": (FLOAT16, cache),
+        layers = {"_full": 1, "_sliding": 2} if "sliding_window_pattern" in config else {"": 3}
+        caches = {
+            f"{part}_cache{kind}": (FLOAT16, [count, config["num_key_value_heads"], rows, head_dim])
+            for part in ("key", "value")
+            for kind, count in layers.items()
         }
+        assert features(description.output) == {"logits": (FLOAT16, [1, 512]), **caches}
 
 
 def test_ops_are_the_planned_ones(tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -161,7 +163,9 @@ def test_cache_outputs_follow_the_flag(kv_outputs: Any, tiny_model: TinyModel, t
     ],
 )
 def test_groups_stay_within_a_surface(layers: int, kv_heads: int, rows: int, sizes: list[int]) -> None:
-    groups = kv_groups("grouped", layers, kv_heads, rows)
+    sizes_of_heads = {"num_attention_heads": kv_heads, "num_key_value_heads": kv_heads, "head_dim": 64}
+    config = parse_config({**tiny_models.BASE, "num_hidden_layers": layers, **sizes_of_heads})
+    groups = kv_groups("grouped", config, rows)
     assert [len(group.layers) for group in groups] == sizes
     assert [layer for group in groups for layer in group.layers] == list(range(layers))
 
@@ -245,3 +249,28 @@ def test_decoder_spec_equals_the_package_spec(name: str, tiny_model: TinyModel, 
     declared = json.loads(metadata["kvbaton.model"])
     assert declared.pop("weights_digest") == DIGEST
     assert read_model_spec(tiny_model(name)) == declared
+
+
+@pytest.mark.parametrize(
+    ("kv_outputs", "names"),
+    [
+        ("stacked", [("key_cache_full", [2, 5]), ("key_cache_sliding", [0, 1, 3, 4, 6])]),
+        ("grouped", [("key_cache_0", [2, 5]), ("key_cache_1", [0, 1]), ("key_cache_2", [3, 4]), ("key_cache_3", [6])]),
+    ],
+)
+def test_outputs_hold_layers_of_one_kind(kv_outputs: Any, names: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbaton._export.layout.SURFACE_ROWS", 2 * 2 * 16)
+    config = parse_config({**tiny_models.GEMMA3, "num_hidden_layers": 7})
+    groups = kv_groups(kv_outputs, config, 16)
+    assert [(group.key, list(group.layers)) for group in groups] == names
+    rules = tomllib.loads(layout_toml(kv_outputs, groups))["tensor"]
+    assert [(rule["name"], rule["layers"]) for rule in rules if rule["holds"] == "key"] == names
+
+
+def test_gemma3_has_norms_around_both_halves_of_a_block(tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model("gemma3"), tmp_path / "m.mlpackage", buckets=(8,))
+    (block,) = functions(load_spec(str(tmp_path / "m.mlpackage"))).values()
+    count = Counter(op.type for op in block.operations)
+    assert (count["gelu"], count["silu"], count["layer_norm"]) == (3, 0, 6 * 3 + 1)
+    tables = {op.outputs[0].name for op in block.operations if "rope" in op.outputs[0].name}
+    assert tables == {"rope_cos", "rope_sin", "window_rope_cos", "window_rope_sin"}

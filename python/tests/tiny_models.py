@@ -49,6 +49,20 @@ LLAMA3_SCALING: Json = {
     "original_max_position_embeddings": 64,
 }
 
+GEMMA3: Json = {
+    **{key: value for key, value in BASE.items() if key not in ("hidden_act", "tie_word_embeddings")},
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    # Every third of the layers is full; prompts of the tests are longer than the window.
+    "sliding_window": 12,
+    "sliding_window_pattern": 3,
+}
+
 CONFIGS: dict[str, Json] = {
     "llama_tied": BASE,
     "llama_untied": {**BASE, "tie_word_embeddings": False},
@@ -70,6 +84,7 @@ CONFIGS: dict[str, Json] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
         "tie_word_embeddings": False,
     },
+    "gemma3": GEMMA3,
     "llama_4bit": BASE,
     "llama_sharded_bf16": {**BASE, "torch_dtype": "bfloat16"},
 }
@@ -83,7 +98,7 @@ def shapes(config: Json) -> dict[str, tuple[int, ...]]:
     queries, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     qkv_bias = kind == "qwen2" or config.get("attention_bias", False)
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, hidden)}
-    if not config["tie_word_embeddings"]:
+    if not config.get("tie_word_embeddings", True):
         found["lm_head.weight"] = (VOCAB, hidden)
     for layer in range(config["num_hidden_layers"]):
         path = f"model.layers.{layer}."
@@ -101,7 +116,10 @@ def shapes(config: Json) -> dict[str, tuple[int, ...]]:
             found[f"{path}{name}.weight"] = (outputs, inputs)
             if bias:
                 found[f"{path}{name}.bias"] = (outputs,)
-        if kind == "qwen3":
+        if kind == "gemma3_text":
+            found[path + "pre_feedforward_layernorm.weight"] = (hidden,)
+            found[path + "post_feedforward_layernorm.weight"] = (hidden,)
+        if kind in ("qwen3", "gemma3_text"):
             found[path + "self_attn.q_norm.weight"] = (head_dim,)
             found[path + "self_attn.k_norm.weight"] = (head_dim,)
     found["model.norm.weight"] = (hidden,)
@@ -115,7 +133,8 @@ def random_weights(config: Json, seed: int) -> dict[str, Array]:
     for name, shape in shapes(config).items():
         values = rng.standard_normal(shape, dtype=np.float32)
         if "norm" in name:
-            values = 1 + 0.2 * values
+            # Gemma stores gains minus one; gains that fp16 holds either way.
+            values = (1 + 0.2 * values).astype(np.float16) - (config["model_type"] == "gemma3_text")
         elif name.endswith("bias"):
             values = 0.3 * values
         elif name.startswith("model.embed_tokens"):

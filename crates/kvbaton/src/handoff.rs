@@ -1,12 +1,14 @@
 //! The hand-off itself: plan, copy, report.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use kvbaton_copy::{CopyOptions, CopyStats, OnOverflow, Threads, run, zero};
-use kvbaton_layout::{CacheSpec, DType, LayerSpec, Layout, LiveRows, TensorInfo};
+use kvbaton_layout::{Block, CacheSpec, DType, LayerSpec, Layout, LiveRows, Part, Resolved, TensorInfo};
 use kvbaton_memory::{advise_huge_pages, resident_share};
 use kvbaton_plan::plan;
 
+use crate::cut;
 use crate::{CacheView, Error};
 
 /// A tensor to be filled.
@@ -23,9 +25,24 @@ pub struct Target<'a> {
 pub struct HandoffOptions {
     /// What to do with values that the target's type cannot hold.
     pub on_overflow: OnOverflow,
-    /// The targets hold nothing yet and are those of [`mlx_tensors`]: zero their free rows in the same go, and
-    /// take huge pages for memory that was never touched.
+    /// The targets hold nothing yet: zero what no row fills in the same go, and take huge pages for memory that
+    /// was never touched.
     pub fresh: bool,
+}
+
+/// What a target is to hold.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The target's layout.
+    pub layout: &'a Layout,
+    /// What the target keeps: its windows need not be the source's.
+    pub cache: &'a CacheSpec,
+    /// The target's rows.
+    pub live: &'a LiveRows,
+    /// Positions to copy; the others are there already. All when absent. Recurrent states are always copied.
+    pub rows: Option<Range<i64>>,
+    /// Layers of which all rows are copied all the same.
+    pub whole: &'a [usize],
 }
 
 /// What filling a target did.
@@ -60,10 +77,30 @@ pub fn hand_off(
     threads: &Threads,
     options: HandoffOptions,
 ) -> Result<Filled, Error> {
+    let wanted = Wanted { layout, cache: view.cache(), live, rows: None, whole: &[] };
+    hand_off_to(view, &wanted, targets, threads, options)
+}
+
+/// [`hand_off`] to a target that keeps other rows than its source, or has some of them already.
+///
+/// # Errors
+///
+/// As [`hand_off`].
+pub fn hand_off_to(
+    view: &CacheView,
+    wanted: &Wanted<'_>,
+    targets: &mut [Target<'_>],
+    threads: &Threads,
+    options: HandoffOptions,
+) -> Result<Filled, Error> {
     let start = Instant::now();
     let infos: Vec<TensorInfo> = targets.iter().map(|t| t.info.clone()).collect();
-    let target = layout.resolve(view.cache(), &infos, live)?;
-    let plan = plan(&view.resolve()?, &target, view.cache())?;
+    let mut target = wanted.layout.resolve(wanted.cache, &infos, wanted.live)?;
+    if let Some(rows) = &wanted.rows {
+        let all = std::mem::take(&mut target.blocks);
+        target.blocks = all.into_iter().filter_map(|block| missing(block, rows, wanted.whole)).collect();
+    }
+    let plan = plan(&view.resolve()?, &target, wanted.cache)?;
     let plan_seconds = start.elapsed().as_secs_f64();
 
     let resident_share = resident(targets);
@@ -75,7 +112,11 @@ pub fn hand_off(
                 huge_pages |= advise_huge_pages(target.bytes);
             }
         }
-        zero(targets.iter_mut().flat_map(|t| free_rows(t, live.tokens_seen)).collect(), threads);
+        let mut free = Vec::new();
+        for (index, bytes) in targets.iter_mut().map(|t| &mut *t.bytes).enumerate() {
+            free.extend(unfilled(&target, index, bytes));
+        }
+        zero(free, threads);
     }
     let prepared = start.elapsed().as_secs_f64();
     let mut buffers: Vec<&mut [u8]> = targets.iter_mut().map(|t| &mut *t.bytes).collect();
@@ -86,6 +127,45 @@ pub fn hand_off(
     Ok(Filled { stats, plan_seconds, converted: plan.converts(), resident_share, huge_pages })
 }
 
+/// What is missing of a block of a target that has all but `rows`.
+fn missing(block: Block, rows: &Range<i64>, whole: &[usize]) -> Option<Block> {
+    let states = matches!(block.part, Part::Conv | Part::State);
+    if states || whole.contains(&block.layer) { Some(block) } else { cut::clip(&block, rows.clone()) }
+}
+
+/// The bytes of a tensor that its blocks do not fill, as far as they fill whole stretches of rows. Of a tensor whose
+/// rows are apart, all bytes: they are zeroed before rows are copied over them.
+fn unfilled<'a>(target: &Resolved, tensor: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
+    let mut filled: Vec<Range<usize>> = Vec::new();
+    for block in target.blocks.iter().filter(|b| b.tensor == tensor) {
+        let [heads, rows, lanes] = block.extents();
+        let [by_head, by_row, by_lane] = block.strides_bytes;
+        let size = block.dtype.size_bytes();
+        if (lanes > 1 && by_lane != size) || (rows > 1 && by_row != lanes * size) {
+            return vec![bytes];
+        }
+        filled.extend((0..heads).map(|head| {
+            let start = block.offset_bytes + head * by_head;
+            start..start + rows * lanes * size
+        }));
+    }
+    filled.sort_unstable_by_key(|r| r.start);
+    let (mut free, mut rest, mut at) = (Vec::new(), bytes, 0);
+    for stretch in filled {
+        if stretch.end <= at {
+            continue;
+        }
+        let (gap, after) = rest.split_at_mut(stretch.start.saturating_sub(at));
+        free.push(gap);
+        let skipped = stretch.end - at.max(stretch.start);
+        rest = &mut after[skipped..];
+        at = stretch.end;
+    }
+    free.push(rest);
+    free.retain(|gap| !gap.is_empty());
+    free
+}
+
 /// The share of pages that exist, over all targets by their size.
 fn resident(targets: &[Target<'_>]) -> Option<f64> {
     let (mut existing, mut all) = (0.0, 0.0);
@@ -94,17 +174,6 @@ fn resident(targets: &[Target<'_>]) -> Option<f64> {
         all += target.bytes.len() as f64;
     }
     Some(if all > 0.0 { existing / all } else { 1.0 })
-}
-
-/// The rows of a packed `(1, kv_heads, capacity, head_dim)` tensor from `rows` on, a range a head.
-fn free_rows<'a>(target: &'a mut Target<'_>, rows: usize) -> Vec<&'a mut [u8]> {
-    let row_bytes = target.info.strides_bytes.get(2).copied().unwrap_or(0);
-    let capacity = target.info.shape.get(2).copied().unwrap_or(0);
-    if capacity * row_bytes == 0 {
-        return Vec::new();
-    }
-    let used = rows.min(capacity) * row_bytes;
-    target.bytes.chunks_mut(capacity * row_bytes).map(|head| &mut head[used..]).collect()
 }
 
 /// The tensors that mlx-lm's caches want for `rows` rows: for each layer that keeps one, keys and values of

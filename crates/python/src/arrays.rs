@@ -6,7 +6,7 @@
 use std::ptr::NonNull;
 
 use kvbaton::layout::{DType, TensorInfo};
-use kvbaton::{Error, ErrorKind};
+use kvbaton::{Error, ErrorKind, Target};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
@@ -66,5 +66,41 @@ impl Exported {
     /// The first element; dangling where there is none.
     pub(crate) fn start(&self) -> NonNull<u8> {
         NonNull::new(self.buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling())
+    }
+}
+
+/// Arrays to be filled: writable, and none of them shares memory with another.
+pub(crate) struct Targets(Vec<Exported>);
+
+impl Targets {
+    pub(crate) fn new(arrays: &[Named<'_>]) -> PyResult<Targets> {
+        let usage = |message: String| Err(to_python(Error::new(ErrorKind::Usage, message)));
+        let exported: Vec<Exported> = arrays.iter().map(Exported::new).collect::<PyResult<_>>()?;
+        let mut spans: Vec<(usize, usize)> = Vec::new();
+        for Exported { info, buffer } in &exported {
+            if buffer.readonly() {
+                return usage(format!("target array `{}` is read-only", info.name));
+            }
+            spans.push((buffer.buf_ptr() as usize, info.len_bytes));
+        }
+        spans.retain(|(_, len)| *len > 0);
+        spans.sort_unstable();
+        if spans.windows(2).any(|w| w[0].0 + w[0].1 > w[1].0) {
+            return usage("two target arrays share memory".to_owned());
+        }
+        Ok(Targets(exported))
+    }
+
+    /// The arrays' memory. The caller of the Python function has no other access while a fill runs: the arrays
+    /// that are handed in have been seen by nobody else.
+    pub(crate) fn slices(&mut self) -> Vec<Target<'_>> {
+        let target = |exported: &Exported| {
+            // SAFETY: the buffer protocol makes `len_bytes` bytes from the first element writable until the buffer is
+            // released, which `&mut self` keeps from happening. No two arrays overlap (checked in `new`).
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(exported.start().as_ptr(), exported.info.len_bytes) };
+            Target { info: exported.info.clone(), bytes }
+        };
+        self.0.iter().map(target).collect()
     }
 }

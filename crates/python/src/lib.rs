@@ -6,6 +6,7 @@
 mod arrays;
 mod errors;
 mod host;
+mod operations;
 mod prefill;
 mod view;
 
@@ -57,5 +58,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layout_toml, module)?)?;
     module.add_function(wrap_pyfunction!(layout_names, module)?)?;
     module.add_function(wrap_pyfunction!(check_compatible, module)?)?;
+    operations::add_to(module)?;
     module.add_function(wrap_pyfunction!(arrays::address, module)?)
 }

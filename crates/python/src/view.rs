@@ -2,14 +2,14 @@
 
 use kvbaton::layout::{CacheSpec, LiveRows, Part};
 use kvbaton::{
-    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Memcpy, OnOverflow, Target, Tensor, Threads,
+    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Memcpy, OnOverflow, Tensor, Threads,
     hand_off, layout,
 };
 use kvbaton_memory::{Bytes, Foreign};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arrays::{Exported, Named};
+use crate::arrays::{Exported, Named, Targets};
 use crate::errors::{model, to_python};
 
 /// A cache somewhere in memory.
@@ -26,9 +26,42 @@ pub(crate) fn read_layout(text: &str) -> PyResult<layout::Layout> {
     layout.map_err(|e| to_python(e.into()))
 }
 
-fn live_rows(json: &str) -> PyResult<LiveRows> {
+pub(crate) fn live_rows(json: &str) -> PyResult<LiveRows> {
     serde_json::from_str(json)
         .map_err(|e| to_python(Error::new(ErrorKind::Usage, format!("the live rows cannot be read: {e}"))))
+}
+
+/// What is done with values that a type cannot hold.
+pub(crate) fn overflow(name: &str) -> PyResult<OnOverflow> {
+    match name {
+        "error" => Ok(OnOverflow::Error),
+        "clamp" => Ok(OnOverflow::Clamp),
+        "count" => Ok(OnOverflow::Count),
+        other => {
+            let message = format!("on_overflow is `error`, `clamp` or `count`, not `{other}`");
+            Err(to_python(Error::new(ErrorKind::Usage, message)))
+        }
+    }
+}
+
+/// What each layer keeps, from JSON.
+pub(crate) fn cache_spec(json: &str) -> PyResult<CacheSpec> {
+    serde_json::from_str(json)
+        .map_err(|e| to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}"))))
+}
+
+/// A part of a layer by its name.
+pub(crate) fn part_called(name: &str) -> PyResult<Part> {
+    match name {
+        "key" => Ok(Part::Key),
+        "value" => Ok(Part::Value),
+        "conv" => Ok(Part::Conv),
+        "state" => Ok(Part::State),
+        other => {
+            let message = format!("`{other}` is no part of a cache");
+            Err(to_python(Error::new(ErrorKind::Usage, message)))
+        }
+    }
 }
 
 #[pymethods]
@@ -57,9 +90,7 @@ impl NativeView {
             tensors.push(Tensor { info, bytes: Bytes::new(foreign) });
         }
         let cache: CacheSpec = match cache {
-            Some(json) => serde_json::from_str(json).map_err(|e| {
-                to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
-            })?,
+            Some(json) => cache_spec(json)?,
             None => {
                 let infos: Vec<_> = tensors.iter().map(|t| t.info.clone()).collect();
                 layout.infer_cache(&infos).map_err(|e| to_python(e.into()))?
@@ -78,7 +109,7 @@ impl NativeView {
     /// Tokens the cache has seen.
     #[getter]
     fn tokens_seen(&self) -> usize {
-        self.0.live().tokens_seen
+        self.0.tokens_seen()
     }
 
     /// Ids of those tokens, where they are known.
@@ -123,18 +154,7 @@ impl NativeView {
         layer: usize,
         part: &str,
     ) -> PyResult<(Bound<'py, PyBytes>, &'static str, [usize; 3], i64)> {
-        let part = match part {
-            "key" => Part::Key,
-            "value" => Part::Value,
-            "conv" => Part::Conv,
-            "state" => Part::State,
-            other => {
-                return Err(to_python(Error::new(
-                    ErrorKind::Usage,
-                    format!("`{other}` is no part of a cache"),
-                )));
-            }
-        };
+        let part = part_called(part)?;
         let (bytes, dtype, shape, first) = self.0.canonical(layer, part).map_err(to_python)?;
         Ok((PyBytes::new(py, &bytes), dtype.name(), shape, first))
     }
@@ -154,36 +174,11 @@ impl NativeView {
         threads: usize,
         fresh: bool,
     ) -> PyResult<String> {
-        let on_overflow = match on_overflow {
-            "error" => OnOverflow::Error,
-            "clamp" => OnOverflow::Clamp,
-            "count" => OnOverflow::Count,
-            other => {
-                let message = format!("on_overflow is `error`, `clamp` or `count`, not `{other}`");
-                return Err(to_python(Error::new(ErrorKind::Usage, message)));
-            }
-        };
+        let on_overflow = overflow(on_overflow)?;
         let layout = read_layout(layout)?;
         let live = live_rows(live)?;
-        let exported: Vec<Exported> = targets.iter().map(Exported::new).collect::<PyResult<_>>()?;
-        let mut spans: Vec<(usize, usize)> = Vec::new();
-        let mut filled: Vec<Target<'_>> = Vec::new();
-        for Exported { info, buffer } in &exported {
-            if buffer.readonly() {
-                let message = format!("target array `{}` is read-only", info.name);
-                return Err(to_python(Error::new(ErrorKind::Usage, message)));
-            }
-            spans.push((buffer.buf_ptr() as usize, info.len_bytes));
-        }
-        refuse_overlaps(&spans)?;
-        for target in &exported {
-            // SAFETY: the buffer protocol makes `len_bytes` bytes from the first element writable until `exported`
-            // is dropped, after the fill. The targets do not overlap (checked above), and the caller has no other
-            // access while the fill runs: `kvbaton.to_mlx` hands arrays over that nobody else has seen.
-            let bytes =
-                unsafe { std::slice::from_raw_parts_mut(target.start().as_ptr(), target.info.len_bytes) };
-            filled.push(Target { info: target.info.clone(), bytes });
-        }
+        let mut targets = Targets::new(&targets)?;
+        let mut filled = targets.slices();
         let view = &self.0;
         let report = py.detach(|| {
             let threads = Threads::new(threads);
@@ -217,14 +212,4 @@ impl NativeView {
             seconds[1]
         })
     }
-}
-
-fn refuse_overlaps(spans: &[(usize, usize)]) -> PyResult<()> {
-    let mut sorted = spans.to_vec();
-    sorted.sort_unstable();
-    let overlap = sorted.windows(2).any(|w| w[0].1 > 0 && w[1].1 > 0 && w[0].0 + w[0].1 > w[1].0);
-    if overlap {
-        return Err(to_python(Error::new(ErrorKind::Usage, "two target arrays share memory")));
-    }
-    Ok(())
 }

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import ModelConfig, read_config, read_model_spec
@@ -65,10 +65,12 @@ def export(
     model, out = Path(model), Path(out)
     config = read_config(model)
     sizes = _checked_buckets(buckets, config)
-    groups = kv_groups(kv_outputs, config.layers, config.kv_heads, sizes[-1])
+    groups = kv_groups(kv_outputs, config, sizes[-1])
     _check_out(out, force)
     require_coremltools()
     weights = Weights(model, config.quantization)
+    if config.tied is None:
+        config = replace(config, tied="lm_head.weight" not in weights)
     report("digest", 0, 1)
     weights_digest = (digest or _native_digest)(model)
     report("digest", 1, 1)

@@ -2,7 +2,7 @@
 
 The prefill package hands its cache to mlx-lm, so a setting that mlx-lm ignores is ignored here too as long as
 it cannot change a value, and refused by name when it can. Rules follow mlx-lm 0.32: ``models/llama.py``
-(which also serves ``mistral``), ``qwen2.py``, ``qwen3.py`` and ``rope_utils.py``.
+(which also serves ``mistral``), ``qwen2.py``, ``qwen3.py``, ``gemma3_text.py`` and ``rope_utils.py``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .errors import ExportError
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 JsonObject = dict[str, Any]
 
@@ -34,8 +36,34 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """Layers that attend to a window: all but every ``pattern``-th, each to ``size`` tokens, with a rope of
+    their own."""
+
+    size: int
+    pattern: int
+    rope: Rope
+
+    def has(self, layer: int) -> bool:
+        """Whether a layer has a window."""
+        return (layer + 1) % self.pattern != 0
+
+
+@dataclass(frozen=True)
+class Gemma:
+    """What the Gemma family does otherwise: norms after attention and MLP too, gains stored as the gain minus
+    one, a scaled embedding, GELU and a query scale of its own."""
+
+    embedding_scale: float
+    query_scale: float
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of one supported decoder."""
+    """Sizes and switches of one supported decoder.
+
+    ``tied`` is ``None`` where only the weights tell.
+    """
 
     architecture: str
     vocab_size: int
@@ -51,29 +79,34 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     head_norm: bool
-    tied: bool
+    tied: bool | None
     max_positions: int | None
     quantization: JsonObject | None
+    windows: Windows | None = None
+    gemma: Gemma | None = None
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer attends to a window alone."""
+        return self.windows is not None and self.windows.has(layer)
 
     def spec(self) -> JsonObject:
         """The content of ``kvbaton.model``, without the weights' digest."""
-        layer = {
-            "kind": "full",
-            "kv_heads": self.kv_heads,
-            "key_dim": self.head_dim,
-            "value_dim": self.head_dim,
-        }
+        heads = {"kv_heads": self.kv_heads, "key_dim": self.head_dim, "value_dim": self.head_dim}
+        full, sliding, kind = {"kind": "full", **heads}, {}, "half-split"
+        if self.windows is not None:
+            sliding = {"kind": "sliding", **heads, "window": {"size": self.windows.size, "keep": 0}}
+            kind += f", theta {self.windows.rope.theta:g} in windows"
         return {
             "architecture": self.architecture,
             "vocab_size": self.vocab_size,
             "dtype": "float16",
             "rope": {
-                "kind": "half-split",
+                "kind": kind,
                 "theta": self.rope.theta,
                 "dims": self.rope.dims,
                 "scaling": dict(self.rope.scaling),
             },
-            "layers": [dict(layer) for _ in range(self.layers)],
+            "layers": [dict(sliding if self.has_window(i) else full) for i in range(self.layers)],
         }
 
 
@@ -115,19 +148,15 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise _unsupported(raw, "model_type", f"known architectures are {known}")
     if raw.get("model_file") is not None:
         raise _unsupported(raw, "model_file", "models with their own code are not exported")
+    if model_type == "gemma3_text":
+        return _gemma3(raw)
     _refuse_other_attention(raw)
 
     hidden = _size(raw, "hidden_size")
     heads = _size(raw, "num_attention_heads")
     llama = model_type in ("llama", "mistral")
     kv_heads = _size(raw, "num_key_value_heads", heads if llama else None)
-    if heads % kv_heads:
-        raise ExportError(
-            "config",
-            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-        )
+    _check_groups(heads, kv_heads)
     layers = _size(raw, "num_hidden_layers")
     _refuse_sliding_layers(raw, layers)
     head_dim = _head_dim(raw, hidden, heads)
@@ -153,6 +182,82 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         max_positions=_size(raw, "max_position_embeddings", 0) or None,
         quantization=_quantization(raw),
     )
+
+
+def _gemma3(raw: Mapping[str, Any]) -> ModelConfig:
+    """Gemma 3's text model. mlx-lm alternates by ``sliding_window_pattern`` and reads no ``layer_types``."""
+    for field in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if raw.get(field):
+            raise _unsupported(raw, field, "mlx-lm does not compute it")
+    if raw.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
+        raise _unsupported(raw, "hidden_activation", "only gelu_pytorch_tanh is exported")
+    heads = _size(raw, "num_attention_heads", 4)
+    kv_heads = _size(raw, "num_key_value_heads", 1)
+    _check_groups(heads, kv_heads)
+    layers = _size(raw, "num_hidden_layers", 26)
+    hidden = _size(raw, "hidden_size", 1152)
+    head_dim = _even(_size(raw, "head_dim", 256))
+    windows = Windows(
+        size=_size(raw, "sliding_window", 512),
+        pattern=_size(raw, "sliding_window_pattern", 6),
+        rope=Rope(_positive(raw, "rope_local_base_freq", 10000.0), head_dim, {"kind": "default"}),
+    )
+    kinds = raw.get("layer_types")
+    pattern = ["sliding_attention" if windows.has(i) else "full_attention" for i in range(layers)]
+    if kinds is not None and kinds != pattern:
+        raise _unsupported(
+            raw, "layer_types", f"mlx-lm has full attention in every layer of {windows.pattern} alone"
+        )
+    return ModelConfig(
+        architecture="gemma3_text",
+        vocab_size=_size(raw, "vocab_size", 262144),
+        hidden_size=hidden,
+        intermediate_size=_size(raw, "intermediate_size", 6912),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
+        rope=Rope(_positive(raw, "rope_theta", 1e6), head_dim, _scaling(raw.get("rope_scaling"))),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        head_norm=True,
+        tied=None,
+        max_positions=_size(raw, "max_position_embeddings", 32768),
+        quantization=_quantization(raw),
+        windows=windows,
+        gemma=Gemma(
+            # mlx-lm rounds the scale to bfloat16.
+            embedding_scale=_bfloat16(hidden**0.5),
+            query_scale=_positive(raw, "query_pre_attn_scalar", 256.0) ** -0.5,
+        ),
+    )
+
+
+def _bfloat16(value: float) -> float:
+    """The nearest bfloat16, ties to even."""
+    bits = int(np.float32(value).view(np.uint32))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.uint32(rounded).view(np.float32))
+
+
+def _check_groups(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        raise ExportError(
+            "config",
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+        )
+
+
+def _even(head_dim: int) -> int:
+    if head_dim % 2:
+        raise ExportError(
+            "config", f"head_dim {head_dim} is odd, so it has no rotary pairs", head_dim=head_dim
+        )
+    return head_dim
 
 
 def _unsupported(raw: Mapping[str, Any], field: str, why: str) -> ExportError:
@@ -256,11 +361,7 @@ def _head_dim(raw: Mapping[str, Any], hidden: int, heads: int) -> int:
                 hidden_size=hidden,
                 num_attention_heads=heads,
             )
-    if head_dim % 2:
-        raise ExportError(
-            "config", f"head_dim {head_dim} is odd, so it has no rotary pairs", head_dim=head_dim
-        )
-    return head_dim
+    return _even(head_dim)
 
 
 def _rope(raw: Mapping[str, Any], model_type: str, head_dim: int) -> Rope:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from .config import ModelConfig
 from .errors import ExportError
 
 KvOutputs = Literal["stacked", "grouped", "per-layer"]
@@ -15,38 +16,50 @@ SURFACE_ROWS = 16_384
 
 @dataclass(frozen=True)
 class KvGroup:
-    """One pair of cache outputs and the consecutive layers it holds, in order along its first axis."""
+    """One pair of cache outputs and the layers it holds, in order along its first axis."""
 
     key: str
     value: str
-    layers: range
+    layers: tuple[int, ...]
 
 
-def kv_groups(kv_outputs: KvOutputs, layers: int, kv_heads: int, largest_bucket: int) -> list[KvGroup]:
+def kv_groups(kv_outputs: KvOutputs, config: ModelConfig, largest_bucket: int) -> list[KvGroup]:
     """Splits the layers into outputs; every function of a package gets the same split.
 
-    ``grouped`` takes as many layers as keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS` at the
-    largest bucket, and at least one.
+    Layers of full attention and layers with windows never share an output. ``grouped`` takes as many layers as
+    keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS` at the largest bucket, and at least one.
 
     Raises:
         ExportError: an unknown ``kv_outputs`` (``output``).
     """
+    kinds = {
+        "full": [layer for layer in range(config.layers) if not config.has_window(layer)],
+        "sliding": [layer for layer in range(config.layers) if config.has_window(layer)],
+    }
+    held = {kind: layers for kind, layers in kinds.items() if layers}
     if kv_outputs == "stacked":
-        return [KvGroup("key_cache", "value_cache", range(layers))]
+        marks = {kind: f"_{kind}" if len(held) > 1 else "" for kind in held}
+        return [
+            KvGroup(f"key_cache{marks[kind]}", f"value_cache{marks[kind]}", tuple(layers))
+            for kind, layers in held.items()
+        ]
     if kv_outputs == "per-layer":
-        size = 1
+        groups = [(layer,) for layer in range(config.layers)]
     elif kv_outputs == "grouped":
-        size = max(1, SURFACE_ROWS // (kv_heads * largest_bucket))
+        size = max(1, SURFACE_ROWS // (config.kv_heads * largest_bucket))
+        groups = [
+            tuple(layers[start : start + size])
+            for layers in held.values()
+            for start in range(0, len(layers), size)
+        ]
     else:
         raise ExportError(
             "output",
             f"unknown kv_outputs {kv_outputs!r}, wanted one of {', '.join(get_args(KvOutputs))}",
             kv_outputs=kv_outputs,
         )
-    starts = range(0, layers, size)
     return [
-        KvGroup(f"key_cache_{index}", f"value_cache_{index}", range(start, min(start + size, layers)))
-        for index, start in enumerate(starts)
+        KvGroup(f"key_cache_{index}", f"value_cache_{index}", layers) for index, layers in enumerate(groups)
     ]
 
 
@@ -71,7 +84,7 @@ def layout_toml(kv_outputs: KvOutputs, groups: list[KvGroup]) -> str:
     else:
         axes = "layer kv_head row head_dim"
         for group in groups:
-            held = None if kv_outputs == "stacked" else list(group.layers)
+            held = None if kv_outputs == "stacked" and len(groups) == 1 else list(group.layers)
             tensors += [(group.key, "key", axes, held), (group.value, "value", axes, held)]
     for name, holds, axes, layers in tensors:
         lines += ["", "[[tensor]]", f'name = "{name}"', f'holds = "{holds}"', f'axes = "{axes}"']

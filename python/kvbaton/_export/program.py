@@ -10,6 +10,9 @@ What the Neural Engine and fp16 ask for:
 - RMS norm is ``layer_norm`` of ``[x, -x]``, whose mean is 0 and whose variance is ``mean(x²)``. Squaring in
   fp16 would overflow: SmolLM2's residual reaches 2790.
 - Softmax is spelled out; the fused attention op gives wrong results on some Neural Engines.
+- Gemma's residual reaches 103,795, beyond fp16: all of it is kept at a quarter. The embedding's scale and the
+  gains of the norms that add to it are a quarter of the model's, and the epsilon of the norms that read it a
+  sixteenth, so that nothing else changes.
 - Tensors have at most four axes, and K/V are repeated for their query heads only inside a layer.
 """
 
@@ -24,13 +27,16 @@ from coremltools import target
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, types
 
-from .config import ModelConfig
+from .config import ModelConfig, Rope
 from .layout import KvGroup
 from .rope import tables
 from .weights import Half
 
 OPSET = target.iOS18
 """The first target with several functions in one package (macOS 15)."""
+
+RESIDUAL = 0.25
+"""Share of Gemma's residual that the program keeps."""
 
 Var = Any
 Take = Callable[[str, tuple[int, ...]], Half]
@@ -55,17 +61,32 @@ def build_function(
     return prefill
 
 
+class _Kind:
+    """Constants of the layers of one kind: rotary tables, and the mask of full or sliding attention."""
+
+    def __init__(self, rows: int, rope: Rope, window: int | None, prefix: str = "") -> None:
+        cos, sin = tables(rope, rows)
+        self.cos = mb.const(val=cos[None, None], name=f"{prefix}rope_cos")
+        self.sin = mb.const(val=sin[None, None], name=f"{prefix}rope_sin")
+        position = np.arange(rows)
+        unread = position[None, :] > position[:, None]
+        if window is not None:
+            unread |= position[None, :] <= position[:, None] - window
+        mask = np.where(unread, -np.inf, 0).astype(np.float16)
+        self.mask = mb.const(val=mask[None, None], name=f"{prefix}causal_mask")
+
+
 class _Builder:
     """Emits ops into the function being built; S is its number of rows, E the hidden size."""
 
     def __init__(self, config: ModelConfig, take: Take, rows: int) -> None:
         self.config, self.take, self.rows = config, take, rows
         self.constants: dict[str, Var] = {}
-        cos, sin = tables(config.rope, rows)
-        self.cos = mb.const(val=cos[None, None], name="rope_cos")
-        self.sin = mb.const(val=sin[None, None], name="rope_sin")
-        mask = np.triu(np.full((rows, rows), -np.inf, np.float16), 1)
-        self.mask = mb.const(val=mask[None, None], name="causal_mask")
+        self.residual = RESIDUAL if config.gemma else 1.0
+        self.full = _Kind(rows, config.rope, None)
+        self.sliding = None
+        if config.windows is not None:
+            self.sliding = _Kind(rows, config.windows.rope, config.windows.size, "window_")
 
     def body(
         self, input_ids: Var, last_index: Var, groups: list[KvGroup], layer_done: Callable[[], None]
@@ -73,6 +94,8 @@ class _Builder:
         config = self.config
         embedding = self.weight("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         x = mb.gather(x=embedding, indices=input_ids, axis=0, name="embeddings")
+        if config.gemma:
+            x = mb.mul(x=x, y=np.float16(config.gemma.embedding_scale * self.residual))
         keys: list[Var] = []
         values: list[Var] = []
         # An output that holds a single layer is that layer's own tensor.
@@ -83,7 +106,7 @@ class _Builder:
             keys.append(key)
             values.append(value)
             layer_done()
-        last = self.rms_norm(x, "model.norm.weight", config.hidden_size)
+        last = self.rms_norm(x, "model.norm.weight", config.hidden_size, reads_residual=True)
         head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
         logits = self.linear(last, head, config.vocab_size, config.hidden_size)
         outputs = [mb.reshape(x=logits, shape=[1, config.vocab_size], name="logits")]
@@ -104,27 +127,35 @@ class _Builder:
         hidden, inner = config.hidden_size, config.intermediate_size
         queries_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-        h = self.rms_norm(x, path + "input_layernorm.weight", hidden)
+        kind = self.sliding if self.sliding is not None and config.has_window(index) else self.full
+        h = self.rms_norm(x, path + "input_layernorm.weight", hidden, reads_residual=True)
         q = self.linear(h, attn + "q_proj.weight", queries_width, hidden, config.qkv_bias)
         k = self.linear(h, attn + "k_proj.weight", kv_width, hidden, config.qkv_bias)
         v = self.linear(h, attn + "v_proj.weight", kv_width, hidden, config.qkv_bias)
-        q = self.rotate(self.heads(q, config.heads, attn + "q_norm.weight"))
+        q = self.rotate(self.heads(q, config.heads, attn + "q_norm.weight"), kind)
         key_name, value_name = (output.key, output.value) if output else (None, None)
-        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), key_name)
+        k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), kind, key_name)
         v = self.heads(v, config.kv_heads, name=value_name)
 
-        a = self.attention(q, k, v)
+        a = self.attention(q, k, v, kind)
         a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, self.rows, queries_width])
         if only is not None:
             # Nothing reads the other rows of the last block: their projections are not computed.
             a, x = (mb.gather(x=rows, indices=only, axis=1) for rows in (a, x))
         a = self.linear(a, attn + "o_proj.weight", hidden, queries_width, config.output_bias)
+        after = path + "post_attention_layernorm.weight"
+        if config.gemma:
+            a = self.rms_norm(a, after, hidden, writes_residual=True)
         x = mb.add(x=x, y=a)
 
-        h = self.rms_norm(x, path + "post_attention_layernorm.weight", hidden)
-        gate = mb.silu(x=self.linear(h, mlp + "gate_proj.weight", inner, hidden, config.mlp_bias))
+        before = path + "pre_feedforward_layernorm.weight" if config.gemma else after
+        h = self.rms_norm(x, before, hidden, reads_residual=True)
+        gate = self.linear(h, mlp + "gate_proj.weight", inner, hidden, config.mlp_bias)
+        gate = mb.gelu(x=gate, mode="TANH_APPROXIMATION") if config.gemma else mb.silu(x=gate)
         up = self.linear(h, mlp + "up_proj.weight", inner, hidden, config.mlp_bias)
         down = self.linear(mb.mul(x=gate, y=up), mlp + "down_proj.weight", hidden, inner, config.mlp_bias)
+        if config.gemma:
+            down = self.rms_norm(down, path + "post_feedforward_layernorm.weight", hidden, writes_residual=True)
         return mb.add(x=x, y=down), k, v
 
     def heads(self, x: Var, count: int, norm: str | None = None, name: str | None = None) -> Var:
@@ -134,23 +165,23 @@ class _Builder:
             x = self.rms_norm(x, norm, self.config.head_dim)
         return mb.transpose(x=x, perm=[0, 2, 1, 3], **_named(name))
 
-    def rotate(self, x: Var, name: str | None = None) -> Var:
+    def rotate(self, x: Var, kind: _Kind, name: str | None = None) -> Var:
         """RoPE of half-split pairs: ``x * cos + [-x2, x1] * sin``."""
         first, second = mb.split(x=x, num_splits=2, axis=-1)
         turned = mb.concat(values=[mb.mul(x=second, y=np.float16(-1)), first], axis=-1)
-        return mb.add(x=mb.mul(x=x, y=self.cos), y=mb.mul(x=turned, y=self.sin), **_named(name))
+        return mb.add(x=mb.mul(x=x, y=kind.cos), y=mb.mul(x=turned, y=kind.sin), **_named(name))
 
-    def attention(self, q: Var, k: Var, v: Var) -> Var:
+    def attention(self, q: Var, k: Var, v: Var, kind: _Kind) -> Var:
         """Causal attention: q (1, heads, S, head_dim), k and v with kv_heads; returns q's shape."""
         config = self.config
-        scale = np.float16(1 / math.sqrt(config.head_dim))
+        scale = np.float16(config.gemma.query_scale if config.gemma else 1 / math.sqrt(config.head_dim))
         k, v = self.repeat(k), self.repeat(v)
-        if config.qkv_bias:
+        if config.qkv_bias or config.gemma:
             # Key biases of the qwen2 family are in the hundreds: unscaled products would leave fp16.
             scores = mb.matmul(x=mb.mul(x=q, y=scale), y=k, transpose_y=True)
         else:
             scores = mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=scale)
-        weights = mb.softmax(x=mb.add(x=scores, y=self.mask), axis=-1)
+        weights = mb.softmax(x=mb.add(x=scores, y=kind.mask), axis=-1)
         return mb.matmul(x=weights, y=v)
 
     def repeat(self, x: Var) -> Var:
@@ -163,12 +194,26 @@ class _Builder:
         x = mb.tile(x=x, reps=[1, times, 1, 1])
         return mb.reshape(x=x, shape=[1, config.heads, self.rows, config.head_dim])
 
-    def rms_norm(self, x: Var, gain: str, width: int) -> Var:
+    def rms_norm(
+        self, x: Var, name: str, width: int, reads_residual: bool = False, writes_residual: bool = False
+    ) -> Var:
         """``x / sqrt(mean(x²) + eps) * gain`` over the last axis, through ``layer_norm`` of ``[x, -x]``."""
+        eps = self.config.norm_eps * (self.residual**2 if reads_residual else 1)
         both = mb.concat(values=[x, mb.mul(x=x, y=np.float16(-1))], axis=-1)
-        normed = mb.layer_norm(x=both, axes=[-1], epsilon=_epsilon(self.config.norm_eps))
+        normed = mb.layer_norm(x=both, axes=[-1], epsilon=_epsilon(eps))
         half, _ = mb.split(x=normed, num_splits=2, axis=-1)
-        return mb.mul(x=half, y=self.weight(gain, (width,)))
+        return mb.mul(x=half, y=self.gain(name, width, self.residual if writes_residual else 1.0))
+
+    def gain(self, name: str, width: int, times: float) -> Var:
+        """A norm's gain. Gemma stores it minus one."""
+        if not self.config.gemma:
+            return self.weight(name, (width,))
+
+        def value() -> Half:
+            stored = self.take(name, (width,)).astype(np.float32)
+            return ((1 + stored) * np.float32(times)).astype(np.float16)
+
+        return self.constant(name.replace(".", "_"), value)
 
     def linear(self, x: Var, name: str, outputs: int, inputs: int, bias: bool = False) -> Var:
         if bias:

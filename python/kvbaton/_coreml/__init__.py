@@ -1,0 +1,1 @@
+"""Tensors for Core ML: their memory, and which slot of them holds which token."""
