@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .errors import UsageError
+from .errors import ModelError, UsageError
 
 __all__ = ["CacheView", "Finding", "LayerView", "Scan"]
 
@@ -103,6 +105,7 @@ class CacheView:
         layout: str,
         *,
         cache: Sequence[Mapping[str, Any]] | None = None,
+        model: str | os.PathLike[str] | None = None,
         tokens: Sequence[int] | None = None,
         tokens_seen: int | None = None,
         live: int | None = None,
@@ -115,12 +118,17 @@ class CacheView:
     ) -> CacheView:
         """A view of ``arrays`` by name, laid out as ``layout`` (a preset's name or TOML text).
 
-        ``cache`` says what each layer keeps, as ``kvbaton.model``'s ``layers`` do; it may be left out where
-        the layout and the shapes say it, for layers of full attention. ``tokens`` are the ids
-        that the rows belong to and imply ``tokens_seen``. The arrays stay where they are: do not write to
-        them while the view lives. Strides are honoured. bfloat16 arrays come as uint16 with their type in
-        ``dtypes``.
+        ``model`` is the folder of the model that made the arrays: what its layers keep, its rope and its
+        vocabulary are then known, and checked when the cache is handed over. ``cache`` says instead what each
+        layer keeps, as ``kvbaton.model``'s ``layers`` do; both may be left out where the layout and the shapes
+        say it, for layers of full attention. ``tokens`` are the ids that the rows belong to and imply
+        ``tokens_seen``. Arrays are numpy's, anything with the buffer protocol, or anything with DLPack. They
+        stay where they are: do not write to them while the view lives. Strides are honoured. bfloat16 arrays
+        come as uint16 with their type in ``dtypes``.
         """
+        described = None if model is None else _describe(model)
+        if described is not None and cache is None:
+            cache = described["layers"]
         if tokens is not None and tokens_seen is not None and tokens_seen != len(tokens):
             raise UsageError(
                 f"{len(tokens)} tokens were given, and tokens_seen={tokens_seen}",
@@ -138,10 +146,11 @@ class CacheView:
             "sequence": sequence,
             "block_table": None if block_table is None else list(block_table),
         }
-        named = [(name, array, _dtype(name, array, dtypes)) for name, array in arrays.items()]
+        named = [(name, _buffer(array), _dtype(name, array, dtypes)) for name, array in arrays.items()]
         ids = None if tokens is None else [int(t) for t in tokens]
         spec = None if cache is None else json.dumps(list(cache))
-        native = _native.NativeView.from_arrays(named, layout, spec, json.dumps(rows), ids)
+        facts = None if described is None else json.dumps(described)
+        native = _native.NativeView.from_arrays(named, layout, spec, json.dumps(rows), ids, facts)
         return cls(native)
 
     @property
@@ -260,7 +269,27 @@ def _parts(spec: Mapping[str, Any]) -> tuple[str, ...]:
 def _number(finding: Mapping[str, Any]) -> float:
     """The value of a finding; JSON has no infinities."""
     unwritten = {"nan": float("nan"), "infinity": float("inf")}
-    return unwritten.get(finding["kind"], finding["value"])
+    return float(unwritten.get(finding["kind"], finding["value"]))
+
+
+def _describe(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    from ._export.config import read_model_spec
+    from ._export.errors import ExportError
+
+    try:
+        return read_model_spec(Path(folder))
+    except ExportError as error:
+        raise ModelError(str(error), fields=error.fields) from error
+
+
+def _buffer(array: Any) -> Any:
+    """``array``, or what it lends through DLPack where it has no buffer of its own."""
+    try:
+        memoryview(array)
+    except TypeError:
+        if hasattr(array, "__dlpack__"):
+            return np.from_dlpack(array)
+    return array
 
 
 def _dtype(name: str, array: Any, dtypes: Mapping[str, str] | None) -> str:

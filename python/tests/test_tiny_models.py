@@ -136,3 +136,46 @@ def test_a_view_outlives_its_prefill(ready: Ready) -> None:
     view = kvbaton.Prefill(package)(PROMPT).cache
     again = kvbaton.Prefill(package)(PROMPT).cache
     assert np.array_equal(view.layers[1].arrays["key"], again.layers[1].arrays["key"])
+
+
+def test_bare_arrays_hand_over_as_the_prefill_does(ready: Ready) -> None:
+    model, prefill, folder = ready("qwen3")
+    cache = prefill(PROMPT).cache
+    stacked = {
+        f"{part}_cache": np.stack([layer.arrays[part] for layer in cache.layers]) for part in ("key", "value")
+    }
+    view = kvbaton.CacheView.from_arrays(stacked, layout="yetter", tokens=PROMPT, model=folder)
+    theirs = kvbaton.to_mlx(view, model, measure_memcpy=False)
+    ours = kvbaton.to_mlx(cache, model, measure_memcpy=False)
+    assert theirs.remaining_tokens == ours.remaining_tokens
+    rows = len(PROMPT) - 1
+    for a, b in zip(theirs.prompt_cache, ours.prompt_cache, strict=True):
+        assert mx.array_equal(a.keys[..., :rows, :], b.keys[..., :rows, :])
+        assert mx.array_equal(a.values[..., :rows, :], b.values[..., :rows, :])
+    with pytest.raises(kvbaton.errors.IncompatibleError, match="rope"):
+        kvbaton.to_mlx(
+            kvbaton.CacheView.from_arrays(
+                {name: array[..., :16].copy() for name, array in stacked.items()},
+                layout="yetter",
+                tokens=PROMPT,
+                model=ready("llama_tied")[2],
+            ),
+            ready("llama_linear_rope")[0],
+        )
+
+
+def test_arrays_that_only_speak_dlpack_are_taken(ready: Ready) -> None:
+    class Lent:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array, self.dtype = array, array.dtype
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    keys = np.arange(2 * 2 * 5 * 4, dtype=np.float16).reshape(2, 2, 5, 4)
+    arrays = {"key_cache": Lent(keys), "value_cache": Lent(-keys)}
+    view = kvbaton.CacheView.from_arrays(arrays, layout="yetter", tokens_seen=3)
+    assert np.array_equal(view.layers[1].arrays["value"], -keys[1, :, :3])

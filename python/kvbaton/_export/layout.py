@@ -44,7 +44,7 @@ def kv_groups(kv_outputs: KvOutputs, config: ModelConfig, largest_bucket: int) -
             for kind, layers in held.items()
         ]
     if kv_outputs == "per-layer":
-        groups = [(layer,) for layer in range(config.layers)]
+        groups: list[tuple[int, ...]] = [(layer,) for layer in range(config.layers)]
     elif kv_outputs == "grouped":
         size = max(1, SURFACE_ROWS // (config.kv_heads * largest_bucket))
         groups = [

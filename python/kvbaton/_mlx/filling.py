@@ -242,7 +242,7 @@ class _Job:
                 hint="hand over to fresh caches",
                 fields={"place": slot.place, "caches": past, "rows": rows, "window": window["size"]},
             )
-        shapes = {
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
             part: ((1, spec["kv_heads"], rows - past, spec[f"{part}_dim"]), dtypes[part])
             for part in ("key", "value")
         }
@@ -258,7 +258,9 @@ class _Job:
 
         A recurrent state keeps its own: it adds up over all tokens, and models hold it in float32.
         """
-        own = {part: str(dtype).rpartition(".")[2] for part, dtype in self.decoder.kept[number].dtypes.items()}
+        own = {
+            part: str(dtype).rpartition(".")[2] for part, dtype in self.decoder.kept[number].dtypes.items()
+        }
         if self.dtype is None:
             return own
         name = str(self.dtype).rpartition(".")[2]
@@ -282,7 +284,9 @@ class _Job:
                 live["layers"][str(layer)] = one.live
             for part, (shape, dtype) in one.arrays.items():
                 targets.append((f"{part}_{layer}", filled[part], dtype))
-                lies.append(Lies(layer, part, one.placement, one.encoding, part == "state" and len(shape) == 3))
+                lies.append(
+                    Lies(layer, part, one.placement, one.encoding, part == "state" and len(shape) == 3)
+                )
         report = _native.view_fill(
             self.view._native,
             targets,

@@ -112,7 +112,9 @@ def _states(place: str, cache: Any) -> list[Slot]:
     conv: int | None = None
     for index, array in enumerate(cache.cache):
         if array is None:
-            raise IncompatibleError(f"{place}: array {index} is missing beside others", fields={"place": place})
+            raise IncompatibleError(
+                f"{place}: array {index} is missing beside others", fields={"place": place}
+            )
         if array.ndim not in (3, 4) or not _is_float(array):
             raise IncompatibleError(
                 f"{place}: array {index} of shape {list(array.shape)} and type {_name(array.dtype)} is no "
@@ -208,7 +210,12 @@ def check_geometry(place: str, source: Spec, decoder: Spec) -> None:
     if kinds[0] != kinds[1]:
         raise IncompatibleError(
             f"{place} keeps a {source['kind']} layer, the decoder a {decoder['kind']} one",
-            fields={"field": "layer kind", "place": place, "source": source["kind"], "decoder": decoder["kind"]},
+            fields={
+                "field": "layer kind",
+                "place": place,
+                "source": source["kind"],
+                "decoder": decoder["kind"],
+            },
         )
     for field in _SIZES:
         here, there = source.get(field), decoder.get(field)

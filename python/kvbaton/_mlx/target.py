@@ -42,7 +42,11 @@ def want(
         UsageError: it is a batch.
     """
     wanted = _WRITERS[slot.kind](slot.cache, slot, kept, dtypes, rows, spare)
-    if slot.kind == "RotatingKVCache" and ring is not None and slot.cache.keep < ring < slot.cache.max_size < rows:
+    if (
+        slot.kind == "RotatingKVCache"
+        and ring is not None
+        and slot.cache.keep < ring < slot.cache.max_size < rows
+    ):
         wanted.live["ring_start"] = ring
         wanted.finish = _set(slot.cache, offset=rows, _idx=ring)
     return wanted
@@ -150,7 +154,9 @@ def _batch(cache: Any, slot: Slot, kept: Spec, dtypes: dict[str, str], rows: int
     )
 
 
-def _batch_rotating(cache: Any, slot: Slot, kept: Spec, dtypes: dict[str, str], rows: int, spare: int) -> Want:
+def _batch_rotating(
+    cache: Any, slot: Slot, kept: Spec, dtypes: dict[str, str], rows: int, spare: int
+) -> Want:
     import mlx.core as mx
 
     size, pad = cache.max_size, _only_padding(cache, slot)
