@@ -82,7 +82,7 @@ impl Cut {
 fn attended(window: Option<Window>, tokens_seen: usize) -> Vec<Range<i64>> {
     let end = signed(tokens_seen);
     match window.filter(|w| tokens_seen > w.size) {
-        None => vec![i64::MIN..end],
+        None => std::iter::once(i64::MIN..end).collect(),
         Some(window) => {
             let newest = signed(tokens_seen - window.size.saturating_sub(window.keep));
             vec![0..signed(window.keep).min(newest), newest..end]
