@@ -84,9 +84,9 @@ def _canonical(view: _native.NativeView, layer: int, part: str) -> tuple[npt.NDA
 class CacheView:
     """Memory, a layout and the live rows: a cache as its producer left it.
 
-    Made by :class:`kvbaton.Prefill`, :func:`kvbaton.from_mlx` or :meth:`from_arrays`; nothing is copied to make
-    it. ``logits`` are those after its last token, where they are known: a decoder with recurrent states can go
-    on from them alone.
+    Made by :class:`kvbaton.Prefill`, :func:`kvbaton.from_mlx` or :meth:`from_arrays`; nothing is copied to
+    make it. ``logits`` are those after its last token, where they are known: a decoder with recurrent states
+    can go on from them alone.
     """
 
     def __init__(self, native: _native.NativeView, logits: npt.NDArray[np.float32] | None = None) -> None:
@@ -194,8 +194,8 @@ class CacheView:
     def trim(self, tokens: int) -> CacheView:
         """The same cache without its last ``tokens`` tokens. Nothing is copied, and this view stays as it is.
 
-        All layers are trimmed or none. A recurrent state cannot lose a token, and a window that has moved on no
-        longer has the rows that an earlier token read.
+        All layers are trimmed or none. A recurrent state cannot lose a token, and a window that has moved on
+        no longer has the rows that an earlier token read.
 
         Raises:
             UsageError: the cache cannot go back that far.
@@ -240,7 +240,7 @@ class CacheView:
         return CacheView(_native.view_quantize(self._native, bits, group_size), self.logits)
 
     def scan(self, dtype: str = "float16", limit: int = 16) -> Scan:
-        """Looks at every live value: not a number, infinite, or too large for ``dtype``. Names ``limit`` places."""
+        """Looks at every live value: not a number, infinite, or too large for ``dtype``; names ``limit``."""
         found = json.loads(_native.view_scan(self._native, str(dtype).rpartition(".")[2], limit))
         places = tuple(Finding(**{**p, "value": _number(p)}) for p in found.pop("places"))
         return Scan(places=places, **found)
@@ -260,7 +260,8 @@ def _parts(spec: Mapping[str, Any]) -> tuple[str, ...]:
 def _number(finding: Mapping[str, Any]) -> float:
     """The value of a finding; JSON has no infinities."""
     unwritten = {"nan": float("nan"), "infinity": float("inf")}
-    return unwritten.get(finding["kind"], finding["value"])
+    value: float = unwritten.get(finding["kind"], finding["value"])
+    return value
 
 
 def _dtype(name: str, array: Any, dtypes: Mapping[str, str] | None) -> str:

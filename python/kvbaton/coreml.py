@@ -49,7 +49,9 @@ class CoreMLInputs(NamedTuple):
 
     def view(self, tokens: Sequence[int] | None = None, model: Mapping[str, Any] | None = None) -> CacheView:
         """The arrays as a cache again; nothing is copied. Do not write to them while the view lives."""
-        named = [(name, array, self.dtypes[name]) for name, array in self.arrays.items() if name in self.dtypes]
+        named = [
+            (name, array, self.dtypes[name]) for name, array in self.arrays.items() if name in self.dtypes
+        ]
         ids = None if tokens is None else [int(t) for t in tokens]
         native = _native.NativeView.from_arrays(
             named,
@@ -77,7 +79,7 @@ def to_coreml(
     into: CoreMLInputs | None = None,
     threads: int = 0,
 ) -> CoreMLInputs:
-    """Fills the tensors of ``layout`` (a preset's name or TOML text) with ``cache``: inputs or states of Core ML.
+    """Fills the tensors of ``layout`` (a preset's name or TOML text) with ``cache``: Core ML's inputs or states.
 
     ``capacity`` is the number of slots of layers that keep the whole context; windows have their own size.
     ``dtype`` is the element type where the layout names none. The other settings are the layout's, where it has
@@ -161,7 +163,12 @@ def _live(
 ) -> dict[str, Any]:
     """What a target must say of its rows; where nothing was asked for, the plainest choice."""
     placements = rules.placements()
-    live: dict[str, Any] = {"tokens_seen": seen, "pad": pad, "ring_start": ring_start, "conv_start": conv_start}
+    live: dict[str, Any] = {
+        "tokens_seen": seen,
+        "pad": pad,
+        "ring_start": ring_start,
+        "conv_start": conv_start,
+    }
     if "left-padded" in placements and pad is None:
         live["pad"] = 0
     if "ring-from" in placements:

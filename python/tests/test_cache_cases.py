@@ -229,7 +229,14 @@ def test_d18_values_that_are_no_numbers_are_found_with_their_places() -> None:
     found = kvbaton.from_mlx(caches).scan()
     assert (found.nan, found.infinity, found.overflow) == (1, 1, 0)
     first, second = found.places
-    assert (first.kind, first.tensor, first.layer, first.head, first.row, first.lane) == ("nan", "key", 3, 1, 7, 5)
+    assert (first.kind, first.tensor, first.layer, first.head, first.row, first.lane) == (
+        "nan",
+        "key",
+        3,
+        1,
+        7,
+        5,
+    )
     assert (second.kind, second.layer, second.row, second.value) == ("infinity", 3, 8, float("inf"))
 
 
@@ -344,7 +351,9 @@ def test_caches_too_short_for_the_rows_are_refused_before_anything_is_copied(mod
     feed(model, source, tokens[:-1])
     view = kvbaton.from_mlx(source)
     short = [mlx_cache.KVCache(), mlx_cache.KVCache(), mlx_cache.RotatingKVCache(WINDOW)]
-    with pytest.raises(CapacityError, match=f"cache 2 keeps {WINDOW} rows, {WINDOW + 1} are to be handed over"):
+    with pytest.raises(
+        CapacityError, match=f"cache 2 keeps {WINDOW} rows, {WINDOW + 1} are to be handed over"
+    ):
         kvbaton.to_mlx(view, model, tokens, prompt_cache=short)
     assert all(c.keys is None and c.offset == 0 for c in short)
 
@@ -400,7 +409,7 @@ def test_states_alone_need_the_tokens_seen() -> None:
 def test_arrays_that_are_no_states_are_refused() -> None:
     cache = mlx_cache.ArraysCache(1)
     cache[0] = mx.ones((1, 3, 8), mx.int32)
-    with pytest.raises(IncompatibleError, match="array 0 of shape .* int32 is no convolution or recurrent"):
+    with pytest.raises(IncompatibleError, match=r"array 0 of shape .* int32 is no convolution or recurrent"):
         kvbaton.from_mlx([cache], tokens_seen=5)
 
 

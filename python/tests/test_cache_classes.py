@@ -105,14 +105,22 @@ Fresh = Callable[[], list[Any]]
 CLASSES: dict[str, tuple[str, Fresh, int]] = {
     "KVCache": ("llama", lambda: [mlx_cache.KVCache() for _ in range(3)], 0),
     "RotatingKVCache": ("llama", lambda: [mlx_cache.RotatingKVCache(WINDOW) for _ in range(3)], 0),
-    "RotatingKVCache-keep": ("llama", lambda: [mlx_cache.RotatingKVCache(WINDOW, keep=3) for _ in range(3)], 0),
+    "RotatingKVCache-keep": (
+        "llama",
+        lambda: [mlx_cache.RotatingKVCache(WINDOW, keep=3) for _ in range(3)],
+        0,
+    ),
     "QuantizedKVCache-8": ("llama_wide", lambda: [mlx_cache.QuantizedKVCache(64, 8) for _ in range(3)], 0),
     "QuantizedKVCache-4": ("llama_wide", lambda: [mlx_cache.QuantizedKVCache(32, 4) for _ in range(3)], 0),
     "QuantizedKVCache-2": ("llama_wide", lambda: [mlx_cache.QuantizedKVCache(64, 2) for _ in range(3)], 0),
     "ConcatenateKVCache": ("llama", lambda: [mlx_cache.ConcatenateKVCache() for _ in range(3)], 0),
     "BatchKVCache": ("llama", lambda: [mlx_cache.BatchKVCache([0]) for _ in range(3)], 0),
     "BatchKVCache-padded": ("llama", lambda: [mlx_cache.BatchKVCache([5]) for _ in range(3)], 5),
-    "BatchRotatingKVCache": ("llama", lambda: [mlx_cache.BatchRotatingKVCache(WINDOW, [0]) for _ in range(3)], 0),
+    "BatchRotatingKVCache": (
+        "llama",
+        lambda: [mlx_cache.BatchRotatingKVCache(WINDOW, [0]) for _ in range(3)],
+        0,
+    ),
     "BatchRotatingKVCache-padded": (
         "llama",
         lambda: [mlx_cache.BatchRotatingKVCache(WINDOW, [5]) for _ in range(3)],
@@ -166,7 +174,11 @@ def test_each_class_takes_the_rows_of_plain_caches(models: Models, name: str) ->
     if "Quantized" in name:
         # Quantised attention makes other rows of deeper layers: only the codes of these rows can be compared.
         for cache, source in zip(handoff.prompt_cache, plain, strict=True):
-            assert (cache.bits, cache.group_size, cache.offset) == (native[0].bits, native[0].group_size, length)
+            assert (cache.bits, cache.group_size, cache.offset) == (
+                native[0].bits,
+                native[0].group_size,
+                length,
+            )
             for mine, rows in ((cache.keys, source.keys), (cache.values, source.values)):
                 theirs = mx.quantize(rows[..., :length, :], group_size=cache.group_size, bits=cache.bits)
                 for a, b in zip(mine, theirs, strict=True):

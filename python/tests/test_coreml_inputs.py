@@ -61,7 +61,7 @@ def decoded(preset: str, part: str, array: np.ndarray, dtype: Any) -> np.ndarray
 
 
 def coded_error(preset: str, part: str, array: np.ndarray) -> np.ndarray:
-    """How far a value may be from what its int8 code stands for: half a step, and the rounding of the scale."""
+    """How far a value may be from what its int8 code stands for: half a step and the scale's rounding."""
     array = array.astype(np.float32)
     if preset == "forge-v8" and part == "value":
         return np.abs(array).max(-1, keepdims=True) / 127 * 0.51 + 1e-3
@@ -87,7 +87,9 @@ def test_what_a_layout_holds_is_what_was_handed_over(
             own = mine.arrays[part]
             error = coded_error(preset, part, array)
             expected = decoded(preset, part, array, own.dtype)
-            if mine.kind == "sliding":  # layouts whose windows are one row shorter lose one that is never read
+            if (
+                mine.kind == "sliding"
+            ):  # layouts whose windows are one row shorter lose one that is never read
                 rows = [p for p in theirs.positions if p in mine.positions]
                 assert set(range(SEEN - WINDOW + 1, SEEN)) <= set(rows)
                 own = own[:, [list(mine.positions).index(p) for p in rows]]
@@ -124,7 +126,11 @@ SLIDING = {**FULL, "kind": "sliding", "window": {"size": WINDOW, "keep": 0}}
             lambda a: a["kv_cache_sliding"][0, 0, :, 0],
         ),
         ("mlx-lm", lambda a: a["keys_0"][0, 0, :, 0], lambda a: a["keys_1"][0, 0, :, 0]),
-        ("anemll", lambda a: next(iter(a.values()))[0, 0, :, 0], lambda a: next(iter(a.values()))[1, 0, :, 0]),
+        (
+            "anemll",
+            lambda a: next(iter(a.values()))[0, 0, :, 0],
+            lambda a: next(iter(a.values()))[1, 0, :, 0],
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -161,7 +167,9 @@ def test_more_rows_than_slots_are_refused() -> None:
         kvbaton.to_coreml(positioned([FULL], 20), "kvbaton-stacked", capacity=0)
 
 
-@pytest.mark.parametrize("layout", ["kvbaton-per-layer", "coreml-llm-sliding", "coreml-llm-stateful", "mlx-lm"])
+@pytest.mark.parametrize(
+    "layout", ["kvbaton-per-layer", "coreml-llm-sliding", "coreml-llm-stateful", "mlx-lm"]
+)
 def test_an_extension_copies_only_what_is_missing(layout: str) -> None:
     first = kvbaton.to_coreml(positioned([FULL, SLIDING], 18), layout, capacity=40)
     longer = kvbaton.to_coreml(positioned([FULL, SLIDING], 23), into=first)
@@ -199,7 +207,9 @@ def test_a_round_trip_through_core_ml_goes_on_as_without_it(models: Models) -> N
         inputs = kvbaton.to_coreml(view, layout, capacity=64)
         back = inputs.view(tokens[:-1], view.model)
         handoff = kvbaton.to_mlx(back, model, tokens, measure_memcpy=False)
-        assert go_on(model, handoff.prompt_cache, tokens[-1], 16) == go_on(model, caches, tokens[-1], 16), family
+        assert go_on(model, handoff.prompt_cache, tokens[-1], 16) == go_on(model, caches, tokens[-1], 16), (
+            family
+        )
 
 
 def resident_bytes() -> int:

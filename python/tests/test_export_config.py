@@ -24,7 +24,11 @@ def patched(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("base", "changes", "fragments"),
     [
-        (LLAMA, {"model_type": "gemma2"}, ["model_type", "gemma2", "llama, mistral, qwen2, qwen3, gemma3_text"]),
+        (
+            LLAMA,
+            {"model_type": "gemma2"},
+            ["model_type", "gemma2", "llama, mistral, qwen2, qwen3, gemma3_text"],
+        ),
         (GEMMA3, {"final_logit_softcapping": 30.0}, ["final_logit_softcapping = 30.0"]),
         (GEMMA3, {"use_bidirectional_attention": True}, ["use_bidirectional_attention = true"]),
         (GEMMA3, {"hidden_activation": "silu"}, ["hidden_activation", "silu"]),

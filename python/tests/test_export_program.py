@@ -255,10 +255,15 @@ def test_decoder_spec_equals_the_package_spec(name: str, tiny_model: TinyModel, 
     ("kv_outputs", "names"),
     [
         ("stacked", [("key_cache_full", [2, 5]), ("key_cache_sliding", [0, 1, 3, 4, 6])]),
-        ("grouped", [("key_cache_0", [2, 5]), ("key_cache_1", [0, 1]), ("key_cache_2", [3, 4]), ("key_cache_3", [6])]),
+        (
+            "grouped",
+            [("key_cache_0", [2, 5]), ("key_cache_1", [0, 1]), ("key_cache_2", [3, 4]), ("key_cache_3", [6])],
+        ),
     ],
 )
-def test_outputs_hold_layers_of_one_kind(kv_outputs: Any, names: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_hold_layers_of_one_kind(
+    kv_outputs: Any, names: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvbaton._export.layout.SURFACE_ROWS", 2 * 2 * 16)
     config = parse_config({**tiny_models.GEMMA3, "num_hidden_layers": 7})
     groups = kv_groups(kv_outputs, config, 16)

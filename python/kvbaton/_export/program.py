@@ -155,7 +155,9 @@ class _Builder:
         up = self.linear(h, mlp + "up_proj.weight", inner, hidden, config.mlp_bias)
         down = self.linear(mb.mul(x=gate, y=up), mlp + "down_proj.weight", hidden, inner, config.mlp_bias)
         if config.gemma:
-            down = self.rms_norm(down, path + "post_feedforward_layernorm.weight", hidden, writes_residual=True)
+            down = self.rms_norm(
+                down, path + "post_feedforward_layernorm.weight", hidden, writes_residual=True
+            )
         return mb.add(x=x, y=down), k, v
 
     def heads(self, x: Var, count: int, norm: str | None = None, name: str | None = None) -> Var:

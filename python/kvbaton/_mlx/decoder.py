@@ -98,7 +98,9 @@ def _model_spec(model: Any, layers: list[Spec]) -> dict[str, Any]:
     written = {k: v for k, v in sorted(fields.items()) if any(word in k for word in _ROPE_WORDS)}
     vocabulary = fields.get("vocab_size")
     if not isinstance(vocabulary, int):
-        raise IncompatibleError("the decoder's vocabulary cannot be told: its configuration has no vocab_size")
+        raise IncompatibleError(
+            "the decoder's vocabulary cannot be told: its configuration has no vocab_size"
+        )
     theta = fields.get("rope_theta")
     return {
         "architecture": str(fields.get("model_type", type(model).__name__)),

@@ -1,8 +1,8 @@
 """What a list of caches keeps: one slot for each attention cache, one for each pair of recurrent states.
 
 A model's caches and its layers need not match: layers may share a cache, and a layer may keep a state beside
-its rows (``CacheList``). Slots are the caches' own order, flattened; a cache spec has one entry a slot, and one
-for each layer that shares another's.
+its rows (``CacheList``). Slots are the caches' own order, flattened; a cache spec has one entry a slot, and
+one for each layer that shares another's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _states(place: str, cache: Any) -> list[Slot]:
     conv: int | None = None
     for index, array in enumerate(cache.cache):
         if array is None:
-            raise IncompatibleError(f"{place}: array {index} is missing beside others", fields={"place": place})
+            raise IncompatibleError(
+                f"{place}: array {index} is missing beside others", fields={"place": place}
+            )
         if array.ndim not in (3, 4) or not _is_float(array):
             raise IncompatibleError(
                 f"{place}: array {index} of shape {list(array.shape)} and type {_name(array.dtype)} is no "
@@ -208,7 +210,12 @@ def check_geometry(place: str, source: Spec, decoder: Spec) -> None:
     if kinds[0] != kinds[1]:
         raise IncompatibleError(
             f"{place} keeps a {source['kind']} layer, the decoder a {decoder['kind']} one",
-            fields={"field": "layer kind", "place": place, "source": source["kind"], "decoder": decoder["kind"]},
+            fields={
+                "field": "layer kind",
+                "place": place,
+                "source": source["kind"],
+                "decoder": decoder["kind"],
+            },
         )
     for field in _SIZES:
         here, there = source.get(field), decoder.get(field)

@@ -34,15 +34,19 @@ def want(
 ) -> Want:
     """What ``slot``, which is empty, wants for the past of ``rows`` tokens and ``spare`` more.
 
-    ``kept`` is what is kept there: its window is the source's, or else the decoder's. ``dtypes`` are the element
-    types of its parts. ``ring`` is the slot at which the source's ring starts, where it is one of mlx-lm's.
-
-    Raises:
-        CapacityError: the cache drops rows that the decoder still reads.
-        UsageError: it is a batch.
+        ``kept`` is what is kept there: its window is the source's, or else the decoder's. ``dtypes`` are the
+        element types of its parts. ``ring`` is the slot at which the source's ring starts, where it is one of
+    mlx-lm's.
+        Raises:
+            CapacityError: the cache drops rows that the decoder still reads.
+            UsageError: it is a batch.
     """
     wanted = _WRITERS[slot.kind](slot.cache, slot, kept, dtypes, rows, spare)
-    if slot.kind == "RotatingKVCache" and ring is not None and slot.cache.keep < ring < slot.cache.max_size < rows:
+    if (
+        slot.kind == "RotatingKVCache"
+        and ring is not None
+        and slot.cache.keep < ring < slot.cache.max_size < rows
+    ):
         wanted.live["ring_start"] = ring
         wanted.finish = _set(slot.cache, offset=rows, _idx=ring)
     return wanted
@@ -150,7 +154,9 @@ def _batch(cache: Any, slot: Slot, kept: Spec, dtypes: dict[str, str], rows: int
     )
 
 
-def _batch_rotating(cache: Any, slot: Slot, kept: Spec, dtypes: dict[str, str], rows: int, spare: int) -> Want:
+def _batch_rotating(
+    cache: Any, slot: Slot, kept: Spec, dtypes: dict[str, str], rows: int, spare: int
+) -> Want:
     import mlx.core as mx
 
     size, pad = cache.max_size, _only_padding(cache, slot)
