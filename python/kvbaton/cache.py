@@ -86,9 +86,9 @@ def _canonical(view: _native.NativeView, layer: int, part: str) -> tuple[npt.NDA
 class CacheView:
     """Memory, a layout and the live rows: a cache as its producer left it.
 
-    Made by :class:`kvbaton.Prefill`, :func:`kvbaton.from_mlx` or :meth:`from_arrays`; nothing is copied to make
-    it. ``logits`` are those after its last token, where they are known: a decoder with recurrent states can go
-    on from them alone.
+    Made by :class:`kvbaton.Prefill`, :func:`kvbaton.from_mlx` or :meth:`from_arrays`; nothing is copied to
+    make it. ``logits`` are those after its last token, where they are known: a decoder with recurrent states
+    can go on from them alone.
     """
 
     def __init__(self, native: _native.NativeView, logits: npt.NDArray[np.float32] | None = None) -> None:
@@ -203,8 +203,8 @@ class CacheView:
     def trim(self, tokens: int) -> CacheView:
         """The same cache without its last ``tokens`` tokens. Nothing is copied, and this view stays as it is.
 
-        All layers are trimmed or none. A recurrent state cannot lose a token, and a window that has moved on no
-        longer has the rows that an earlier token read.
+        All layers are trimmed or none. A recurrent state cannot lose a token, and a window that has moved on
+        no longer has the rows that an earlier token read.
 
         Raises:
             UsageError: the cache cannot go back that far.
@@ -249,7 +249,7 @@ class CacheView:
         return CacheView(_native.view_quantize(self._native, bits, group_size), self.logits)
 
     def scan(self, dtype: str = "float16", limit: int = 16) -> Scan:
-        """Looks at every live value: not a number, infinite, or too large for ``dtype``. Names ``limit`` places."""
+        """Looks at every live value: not a number, infinite, or too large for ``dtype``; names ``limit``."""
         found = json.loads(_native.view_scan(self._native, str(dtype).rpartition(".")[2], limit))
         places = tuple(Finding(**{**p, "value": _number(p)}) for p in found.pop("places"))
         return Scan(places=places, **found)

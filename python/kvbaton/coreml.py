@@ -28,11 +28,11 @@ LADDER = (8192, 16384, 24576, 32768, 49152, 65536)
 class CoreMLInputs(NamedTuple):
     """A cache as Core ML takes it.
 
-    ``arrays`` are the tensors by name; slots without a live row are zero. ``mask`` is what the next token adds
-    to its scores over the slots of a full layer, (1, 1, 1, slots) float16: 0 where a row is read, −10,000
-    elsewhere; ``sliding_mask`` the same for layers with a window. Either is ``None`` where there is no such
-    layer or no single row axis. ``positions`` is the position of the next token, (1,) int32. ``live``,
-    ``layout``, ``cache`` and ``dtypes`` say how to read the arrays back.
+    ``arrays`` are the tensors by name; slots without a live row are zero. ``mask`` is what the next token
+    adds to its scores over the slots of a full layer, (1, 1, 1, slots) float16: 0 where a row is read,
+    −10,000 elsewhere; ``sliding_mask`` the same for layers with a window. Either is ``None`` where there is
+    no such layer or no single row axis. ``positions`` is the position of the next token, (1,) int32.
+    ``live``, ``layout``, ``cache`` and ``dtypes`` say how to read the arrays back.
     """
 
     arrays: dict[str, npt.NDArray[Any]]
@@ -79,16 +79,16 @@ def to_coreml(
     into: CoreMLInputs | None = None,
     threads: int = 0,
 ) -> CoreMLInputs:
-    """Fills the tensors of ``layout`` (a preset's name or TOML text) with ``cache``: inputs or states of Core ML.
+    """Fills the tensors of ``layout`` (a preset or TOML text) with ``cache``: Core ML's inputs or states.
 
     ``capacity`` is the number of slots of layers that keep the whole context; windows have their own size.
-    ``dtype`` is the element type where the layout names none. The other settings are the layout's, where it has
-    them: padding slots before the rows, the slots at which rings start, physical blocks of a paged cache and
-    slots in one, bytes from row to row.
+    ``dtype`` is the element type where the layout names none. The other settings are the layout's, where it
+    has them: padding slots before the rows, the slots at which rings start, physical blocks of a paged cache
+    and slots in one, bytes from row to row.
 
     With ``into``, the tensors that an earlier call made for a shorter past of the same tokens, only the rows
-    that they lack are copied, and they are changed. Where rows move when tokens are added (right-aligned ones,
-    rings kept by an index), those layers are copied whole.
+    that they lack are copied, and they are changed. Where rows move when tokens are added (right-aligned
+    ones, rings kept by an index), those layers are copied whole.
 
     Raises:
         CapacityError: more rows than slots.

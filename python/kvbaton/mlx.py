@@ -39,9 +39,9 @@ __all__ = [
 class Handoff:
     """Caches for ``mlx_lm.generate(prompt_cache=…)``, the tokens that remain to be run, and what it cost.
 
-    ``cached_tokens`` are in the caches. With no token remaining, the first new one is sampled from ``logits``,
-    which are the source's; otherwise ``logits`` is ``None``. ``quantized_layers`` counts the caches that were
-    made quantised.
+    ``cached_tokens`` are in the caches. With no token remaining, the first new one is sampled from
+    ``logits``, which are the source's; otherwise ``logits`` is ``None``. ``quantized_layers`` counts the
+    caches that were made quantised.
     """
 
     prompt_cache: list[Any]
@@ -84,8 +84,8 @@ def to_mlx(
     No cache is touched before everything has been checked and copied.
 
     Raises:
-        IncompatibleError: the cache is not this model's: layers, heads, head_dim, rope or vocabulary differ; or
-            rows are missing that the caches want.
+        IncompatibleError: the cache is not this model's: layers, heads, head_dim, rope or vocabulary differ;
+            or rows are missing that the caches want.
         CapacityError: caches hold fewer rows than the source has.
         UsageError: ``tokens`` do not fit the cache, or none are known.
     """

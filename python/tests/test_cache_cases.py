@@ -409,7 +409,7 @@ def test_states_alone_need_the_tokens_seen() -> None:
 def test_arrays_that_are_no_states_are_refused() -> None:
     cache = mlx_cache.ArraysCache(1)
     cache[0] = mx.ones((1, 3, 8), mx.int32)
-    with pytest.raises(IncompatibleError, match="array 0 of shape .* int32 is no convolution or recurrent"):
+    with pytest.raises(IncompatibleError, match=r"array 0 of shape .* int32 is no convolution or recurrent"):
         kvbaton.from_mlx([cache], tokens_seen=5)
 
 

@@ -61,7 +61,7 @@ def decoded(preset: str, part: str, array: np.ndarray, dtype: Any) -> np.ndarray
 
 
 def coded_error(preset: str, part: str, array: np.ndarray) -> np.ndarray:
-    """How far a value may be from what its int8 code stands for: half a step, and the rounding of the scale."""
+    """How far a value may be from what its int8 code stands for: half a step and the scale's rounding."""
     array = array.astype(np.float32)
     if preset == "forge-v8" and part == "value":
         return np.abs(array).max(-1, keepdims=True) / 127 * 0.51 + 1e-3

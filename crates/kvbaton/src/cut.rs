@@ -78,14 +78,14 @@ impl Cut {
     }
 }
 
-/// The rows that a cache of `tokens_seen` tokens counts as live.
-fn attended(window: Option<Window>, tokens_seen: usize) -> Vec<Range<i64>> {
+/// The rows that a cache of `tokens_seen` tokens counts as live: those that stay, and the others.
+fn attended(window: Option<Window>, tokens_seen: usize) -> [Range<i64>; 2] {
     let end = signed(tokens_seen);
     match window.filter(|w| tokens_seen > w.size) {
-        None => std::iter::once(i64::MIN..end).collect(),
+        None => [i64::MIN..0, 0..end],
         Some(window) => {
             let newest = signed(tokens_seen - window.size.saturating_sub(window.keep));
-            vec![0..signed(window.keep).min(newest), newest..end]
+            [0..signed(window.keep).min(newest), newest..end]
         }
     }
 }

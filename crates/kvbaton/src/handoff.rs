@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvbaton_copy::{CopyOptions, CopyStats, OnOverflow, Threads, run, zero};
 use kvbaton_layout::{Block, CacheSpec, DType, LayerSpec, Layout, LiveRows, Part, Resolved, TensorInfo};
-use kvbaton_memory::{advise_huge_pages, resident_share};
+use kvbaton_memory::{advise_huge_pages, huge_pages_at_hand, resident_share};
 use kvbaton_plan::plan;
 
 use crate::cut;
@@ -107,7 +107,8 @@ pub fn hand_off_to(
     let start = Instant::now();
     let mut huge_pages = false;
     if options.fresh {
-        if resident_share.is_none_or(|share| share < 0.5) {
+        let bytes: usize = targets.iter().map(|t| t.bytes.len()).sum();
+        if resident_share.is_none_or(|share| share < 0.5) && huge_pages_at_hand(bytes) {
             for target in targets.iter_mut() {
                 huge_pages |= advise_huge_pages(target.bytes);
             }

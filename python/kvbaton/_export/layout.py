@@ -26,8 +26,8 @@ class KvGroup:
 def kv_groups(kv_outputs: KvOutputs, config: ModelConfig, largest_bucket: int) -> list[KvGroup]:
     """Splits the layers into outputs; every function of a package gets the same split.
 
-    Layers of full attention and layers with windows never share an output. ``grouped`` takes as many layers as
-    keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS` at the largest bucket, and at least one.
+    Layers of full attention and layers with windows never share an output. ``grouped`` takes as many layers
+    as keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS` at the largest bucket, and at least one.
 
     Raises:
         ExportError: an unknown ``kv_outputs`` (``output``).

@@ -15,7 +15,7 @@ from ..report import HandoffReport
 from .decoder import Decoder, make_caches
 from .rules import Lies, layout_toml
 from .slots import Slot, Spec, check_geometry, flatten, owners
-from .target import Want, want
+from .target import Shapes, Want, want
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def remaining(cache: CacheView, tokens: Sequence[int] | None) -> Remaining:
     if cache.logits is not None:
         return Remaining(seen, [])
     raise UsageError(
-        f"layer {recurrent} keeps a recurrent state, which holds all {seen} tokens: the last cannot be run again",
+        f"layer {recurrent} keeps a recurrent state, which holds all {seen} tokens: "
+        "the last cannot be run again",
         hint="give one token more in tokens=, or set the cache's logits",
         fields={"layer": recurrent, "tokens_seen": seen},
     )
@@ -237,12 +238,12 @@ class _Job:
         oldest = self.view.tokens_seen - (window["size"] - window["keep"] if window else 0)
         if window is not None and past < oldest:
             raise CapacityError(
-                f"{slot.place} has seen {past} tokens, and the source's window of {window['size']} no longer holds "
-                f"the rows from there to {rows}",
+                f"{slot.place} has seen {past} tokens, and the source's window of {window['size']} "
+                f"no longer holds the rows from there to {rows}",
                 hint="hand over to fresh caches",
                 fields={"place": slot.place, "caches": past, "rows": rows, "window": window["size"]},
             )
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        shapes: Shapes = {
             part: ((1, spec["kv_heads"], rows - past, spec[f"{part}_dim"]), dtypes[part])
             for part in ("key", "value")
         }

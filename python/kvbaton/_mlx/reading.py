@@ -29,8 +29,8 @@ def from_mlx(
 
     ``model`` is the decoder that filled them; with it the view can be checked against another decoder's
     geometry, rope and vocabulary, and empty caches can be read. ``tokens`` are the ids the rows belong to.
-    Models without attention do not count tokens: say ``tokens`` or ``tokens_seen``. ``sequence`` chooses one of
-    a batch.
+    Models without attention do not count tokens: say ``tokens`` or ``tokens_seen``. ``sequence`` chooses one
+    of a batch.
 
     The view shares the caches' memory and pins it. While it lives, the caches' next step copies its arrays
     instead of writing in place, so the view never changes: ``del`` it before going on where that costs too

@@ -1,8 +1,8 @@
 """What a list of caches keeps: one slot for each attention cache, one for each pair of recurrent states.
 
 A model's caches and its layers need not match: layers may share a cache, and a layer may keep a state beside
-its rows (``CacheList``). Slots are the caches' own order, flattened; a cache spec has one entry a slot, and one
-for each layer that shares another's.
+its rows (``CacheList``). Slots are the caches' own order, flattened; a cache spec has one entry a slot, and
+one for each layer that shares another's.
 """
 
 from __future__ import annotations

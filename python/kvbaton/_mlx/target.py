@@ -34,12 +34,12 @@ def want(
 ) -> Want:
     """What ``slot``, which is empty, wants for the past of ``rows`` tokens and ``spare`` more.
 
-    ``kept`` is what is kept there: its window is the source's, or else the decoder's. ``dtypes`` are the element
-    types of its parts. ``ring`` is the slot at which the source's ring starts, where it is one of mlx-lm's.
-
-    Raises:
-        CapacityError: the cache drops rows that the decoder still reads.
-        UsageError: it is a batch.
+        ``kept`` is what is kept there: its window is the source's, or else the decoder's. ``dtypes`` are the
+        element types of its parts. ``ring`` is the slot at which the source's ring starts, where it is one of
+    mlx-lm's.
+        Raises:
+            CapacityError: the cache drops rows that the decoder still reads.
+            UsageError: it is a batch.
     """
     wanted = _WRITERS[slot.kind](slot.cache, slot, kept, dtypes, rows, spare)
     if (
