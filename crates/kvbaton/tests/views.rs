@@ -1,5 +1,7 @@
 //! Shorter pasts, casts, codes, scans and fills of views, against numbers that say where they are.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::ops::Range;
 
 use kvbaton::layout::{CacheSpec, DType, LayerSpec, Layout, LiveRows, Part, TensorInfo, Window};
