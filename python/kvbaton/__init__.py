@@ -15,6 +15,7 @@ from __future__ import annotations
 from . import errors
 from ._native import __version__, weights_digest
 from .cache import CacheView, Finding, LayerView, Scan
+from .compatible import check_compatible
 from .coreml import CoreMLInputs, GrowingCache, to_coreml
 from .errors import KvbatonError
 from .mlx import Handoff, from_mlx, to_mlx
@@ -35,6 +36,7 @@ __all__ = [
     "PrefillResult",
     "Scan",
     "__version__",
+    "check_compatible",
     "errors",
     "from_mlx",
     "to_coreml",

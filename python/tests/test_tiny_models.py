@@ -179,3 +179,18 @@ def test_arrays_that_only_speak_dlpack_are_taken(ready: Ready) -> None:
     arrays = {"key_cache": Lent(keys), "value_cache": Lent(-keys)}
     view = kvbaton.CacheView.from_arrays(arrays, layout="yetter", tokens_seen=3)
     assert np.array_equal(view.layers[1].arrays["value"], -keys[1, :, :3])
+
+
+def test_compatibility_compares_facts_and_weights(ready: Ready) -> None:
+    one = ready("llama_tied")[1]
+    cache = one(PROMPT).cache
+    kvbaton.check_compatible(cache, one.model)
+    other = {**one.model, "weights_digest": "blake3:0"}
+    with pytest.raises(kvbaton.errors.IncompatibleError, match="weights_digest"):
+        kvbaton.check_compatible(cache, other)
+    kvbaton.check_compatible(cache, other, allow_different={"weights"})
+    unknown = {k: v for k, v in one.model.items() if k != "weights_digest"}
+    with pytest.raises(kvbaton.errors.IncompatibleError, match="unknown"):
+        kvbaton.check_compatible(unknown, unknown)
+    with pytest.raises(kvbaton.errors.IncompatibleError, match="vocab_size"):
+        kvbaton.check_compatible(cache, {**one.model, "vocab_size": 7}, allow_different={"weights"})

@@ -1,0 +1,35 @@
+"""Whether a cache of one model serves another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from . import _native
+from .cache import CacheView
+from .errors import IncompatibleError
+
+__all__ = ["check_compatible"]
+
+Facts = CacheView | Mapping[str, Any]
+
+
+def check_compatible(a: Facts, b: Facts, *, allow_different: Collection[Literal["weights"]] = ()) -> None:
+    """Raises unless a cache of ``a`` serves a decoder of ``b``.
+
+    Both are cache views, or what a package says of its model (:attr:`kvbaton.Prefill.model`). Layers, heads,
+    head_dim, windows, rope, vocabulary and the digests of the weights must be equal; what is unknown is equal to
+    nothing. ``allow_different={"weights"}`` accepts other or unknown weights, and nothing else.
+
+    Raises:
+        IncompatibleError: the first difference, with both values; ``fields`` has all of them.
+    """
+    _native.check_compatible(_facts(a), _facts(b), "weights" not in allow_different)
+
+
+def _facts(of: Facts) -> str:
+    facts = of.model if isinstance(of, CacheView) else dict(of)
+    if facts is None:
+        raise IncompatibleError("the cache's model is not known", hint="make the view with model=")
+    return json.dumps(facts)
