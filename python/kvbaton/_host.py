@@ -146,14 +146,13 @@ class MlxDecoder:
         tokens: list[int] = []
         before = cache_addresses(self._caches)
         start = time.perf_counter()
-        steps = generate_step(
-            mx.array(list(remaining)), self._model, max_tokens=1, sampler=sampler, prompt_cache=self._caches
-        )
-        token = int(next(steps)[0])
-        mx.eval([c.state for c in self._caches])
+        # Not by generate_step, which runs one step ahead: the first token would go into the cache twice.
+        logits = self._model(mx.array([list(remaining)]), cache=self._caches)[:, -1, :]
+        sampled = sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        mx.eval(sampled, [c.state for c in self._caches])
+        token = int(sampled[0])
         first_step = time.perf_counter() - start
         copied = copied_bytes(before, self._caches) if before else 0
-        steps.close()
         tokens.append(token)
         yield token, text.add(token, token in ends)
         if max_tokens > 1 and token not in ends:

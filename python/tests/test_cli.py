@@ -65,6 +65,25 @@ def test_run_reports_under_the_documented_names(kvbaton_cli: Run, tiny: tuple[Pa
     assert report["time_to_first_token_seconds"] >= report["prefill"]["seconds"] + handoff["seconds"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_run_generates_what_mlx_generates_alone(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path, count: int
+) -> None:
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    prompt = [(5 * i * i + i + 3) % tiny_models.VOCAB for i in range(30)]
+    file = tmp_path / "ids"
+    file.write_text(json.dumps(prompt))
+    more = ("--prompt-tokens", file, "--max-tokens", str(count), "--dtype", "float32", "--json")
+    model = load_model(tiny[0])[0]
+    model.set_dtype(mx.float32)
+    alone = [int(step[0]) for step in generate_step(mx.array(prompt), model, max_tokens=count)]
+    ends = alone.index(1) + 1 if 1 in alone else count  # token 1 ends the tiny model's answers
+    assert run_tiny(kvbaton_cli, tiny, *more).json()["tokens"] == alone[:ends]
+
+
 def test_text_goes_to_stdout_and_the_table_to_stderr(
     kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path
 ) -> None:

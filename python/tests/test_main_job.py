@@ -206,6 +206,26 @@ def test_tokens_that_are_not_the_caches_are_refused(
         kvbaton.to_mlx(cache, smollm2[0], tokens=tokens)
 
 
+def test_the_command_line_says_what_mlx_says_alone(
+    kvbaton_cli: Any, package: Path, model_folder: Path, smollm2: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """The reference tokens of a prompt whose margins are wide, through ``kvbaton run``."""
+    expected = next(p for p in REFERENCE if p["name"] == "france")
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(PROMPTS["france"]["prompt"])
+    flags = ("--ignore-chat-template", "--dtype", "float32", "--max-tokens", "12", "--json")
+    where = ("--prefill", package, "--decode", model_folder, "--prompt-file", prompt)
+    report = kvbaton_cli("run", *where, *flags).json()
+    tokens = report["tokens"]
+    assert len(tokens) >= 3
+    for step, (got, wanted) in enumerate(zip(tokens, expected["tokens"], strict=False)):
+        first, second = expected["top2_logits"][step]
+        if got != wanted:
+            assert first - second < NEAR_TIE, (step, got, wanted)
+            break
+    assert report["handoff"]["first_step_copied_bytes"] == 0
+
+
 @pytest.mark.slow
 def test_the_reference_is_what_mlx_answers_today(smollm2: tuple[Any, Any]) -> None:
     from make_reference import answer
