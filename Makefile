@@ -66,6 +66,7 @@ test-python: $(DEMO_PACKAGE)
 
 test-slow: $(DEMO_PACKAGE) ## Run the tests that take long.
 	@scripts/with-openblas.sh $(BIN)/pytest -q -m slow
+	@PYTHON=$(BIN)/python scripts/test-mlx-lm-versions.sh
 
 lint: $(VENV)/.native ## Formatting, clippy, ruff, types.
 	@cargo fmt --all --check

@@ -80,6 +80,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "use_qk_norm": True,
         },
     },
+    # A chunk that no test fills.
+    "llama4_long": {},
     "gemma3n": {
         "model_type": "gemma3n",
         "text_config": {
@@ -116,6 +118,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_n_heads": 4,
     },
+}
+CONFIGS["llama4_long"] = {
+    **CONFIGS["llama4"],
+    "text_config": {**CONFIGS["llama4"]["text_config"], "attention_chunk_size": 4096},
 }
 
 

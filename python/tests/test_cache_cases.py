@@ -392,6 +392,13 @@ def test_other_rope_is_refused_where_the_configuration_is_only_read_as_written(m
         kvbaton.to_mlx(kvbaton.from_mlx(caches, model), other, tokens)
 
 
+def test_a_chunk_that_lost_its_rows_is_refused_by_name() -> None:
+    cache = kv(20, mlx_cache.ChunkedKVCache, chunk_size=WINDOW)
+    cache.start_position = 248  # where mlx-lm 0.31 goes after a prefill of 20 rows into a buffer of 256
+    with pytest.raises(IncompatibleError, match="offset 20 and start 248 in 256 slots"):
+        kvbaton.from_mlx([cache])
+
+
 def test_caches_that_disagree_on_the_tokens_seen_are_refused() -> None:
     with pytest.raises(UsageError, match="cache 0 has seen 5 tokens, cache 1 6"):
         kvbaton.from_mlx([kv(5), kv(6)])

@@ -8,6 +8,7 @@ from typing import Any
 import cache_models
 import kvbaton
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 from cache_models import WINDOW, prompt
@@ -20,6 +21,11 @@ STEPS = 40
 ROUNDING = 2e-5
 
 Models = Callable[[str], Any]
+
+# Before 0.32 mlx-lm's ChunkedKVCache cuts its buffer where it should cut its rows: decoding beyond a chunk, or in a
+# chunk shorter than a buffer of 256, it loses rows. What it can do is tested with `llama4_long`.
+WRONG_CHUNKS = tuple(int(n) for n in mlx_lm.__version__.split(".")[:2]) < (0, 32)
+FAMILIES = [f for f in cache_models.CONFIGS if f != "llama_wide" and not (f == "llama4" and WRONG_CHUNKS)]
 
 
 def feed(model: Any, caches: Sequence[Any], tokens: Sequence[int], singly: int = 0) -> mx.array | None:
@@ -63,7 +69,8 @@ def assert_same(ours: Contents, theirs: Contents, seen: int, tolerance: float) -
         read = rows2
         if keep is not None:
             read = [r for r in rows2 if r in rows]
-            assert {*range(min(keep, seen)), *range(max(0, seen - WINDOW + keep + 1), seen)} <= set(read)
+            oldest = seen - WINDOW + keep + 1
+            assert {*range(min(keep, seen)), *range(max(0, oldest), seen)} <= set(read)
         for part, array in arrays.items():
             other = arrays2[part]
             if rows2:
@@ -78,7 +85,7 @@ def assert_same(ours: Contents, theirs: Contents, seen: int, tolerance: float) -
 
 @pytest.mark.parametrize("singly", [0, 3], ids=["at-once", "stepped"])
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("family", [f for f in cache_models.CONFIGS if f != "llama_wide"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_handed_over_cache_goes_on_as_the_source(
     models: Models, family: str, length: int, singly: int
 ) -> None:
@@ -188,7 +195,7 @@ def test_each_class_takes_the_rows_of_plain_caches(models: Models, name: str) ->
     assert go_on(model, handoff.prompt_cache, tokens[-1]) == go_on(model, native, tokens[-1])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "llama4", "gemma3n"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("qwen3_next", "falcon_h1")])
 @pytest.mark.parametrize("length", [2, WINDOW, WINDOW + 1, 3 * WINDOW + 2, 256])
 def test_dropping_the_last_row_and_running_its_token_again_is_the_same(
     models: Models, family: str, length: int
@@ -204,7 +211,7 @@ def test_dropping_the_last_row_and_running_its_token_again_is_the_same(
     assert go_on(model, handoff.prompt_cache, tokens[-1]) == [first, *go_on(model, source, first, STEPS - 1)]
 
 
-@pytest.mark.parametrize("family", [f for f in cache_models.CONFIGS if f != "llama_wide"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_shorter_past_is_lengthened_by_the_missing_rows(models: Models, family: str) -> None:
     model, tokens = models(family), prompt(31)
     source, target = make_caches(model), make_caches(model)
@@ -214,7 +221,8 @@ def test_a_shorter_past_is_lengthened_by_the_missing_rows(models: Models, family
     handoff = kvbaton.to_mlx(view, model, tokens, prompt_cache=target, measure_memcpy=False)
     assert all(a is b for a, b in zip(handoff.prompt_cache, target, strict=True))
     assert handoff.report.rows == 5
-    assert_same(contents(target, model, 30), contents(source, model, 30), 30, ROUNDING)
+    # The two were fed in other pieces: recurrent states were summed in another order.
+    assert_same(contents(target, model, 30), contents(source, model, 30), 30, 1e-3)
     assert go_on(model, target, tokens[-1]) == go_on(model, source, tokens[-1])
 
 
@@ -247,7 +255,7 @@ def test_a_view_stays_as_it_is_while_the_caches_go_on(models: Models) -> None:
 
 
 def test_without_a_view_the_first_steps_write_in_place(models: Models) -> None:
-    for family in ("llama", "gemma3", "llama4", "falcon_h1", "qwen3_next"):
+    for family in FAMILIES:
         model, tokens = models(family), prompt(WINDOW + 1)
         caches = make_caches(model)
         feed(model, caches, tokens[:-1])

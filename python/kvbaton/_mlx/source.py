@@ -88,7 +88,12 @@ def _rotating(slot: Slot, _: int) -> Held:
 
 def _chunked(slot: Slot, _: int) -> Held:
     cache = slot.cache
-    return Held(_pair(cache), cache.offset, "left", {"live": cache.offset - cache.start_position})
+    live = cache.offset - cache.start_position
+    if not 0 <= live <= cache.keys.shape[2]:
+        # mlx-lm before 0.32 cuts its buffer where it should cut its rows.
+        found = f"offset {cache.offset} and start {cache.start_position} in {cache.keys.shape[2]} slots"
+        raise _unreadable(slot, found, "mlx-lm 0.32 keeps chunks right")
+    return Held(_pair(cache), cache.offset, "left", {"live": live})
 
 
 def _quantized(slot: Slot, _: int) -> Held:
@@ -147,9 +152,11 @@ _READERS: dict[str, Callable[[Slot, int], Held]] = {
 }
 
 
-def _unreadable(slot: Slot, found: str) -> IncompatibleError:
+def _unreadable(
+    slot: Slot, found: str, hint: str = "a window that has turned cannot be trimmed in mlx-lm"
+) -> IncompatibleError:
     return IncompatibleError(
         f"{slot.place}: a {slot.kind} with {found}: which slot holds which token cannot be told",
-        hint="a window that has turned cannot be trimmed in mlx-lm",
+        hint=hint,
         fields={"place": slot.place, "class": slot.kind},
     )
