@@ -25,9 +25,11 @@ pub struct Target<'a> {
 pub struct HandoffOptions {
     /// What to do with values that the target's type cannot hold.
     pub on_overflow: OnOverflow,
-    /// The targets hold nothing yet: zero what no row fills in the same go, and take huge pages for memory that
-    /// was never touched.
+    /// The targets hold nothing yet: zero what no row fills in the same go.
     pub fresh: bool,
+    /// Ask for huge pages for fresh targets that were never touched, where the system has them free. A first fill
+    /// then takes half as long or four times as long, depending on the state of the system's memory.
+    pub huge_pages: bool,
 }
 
 /// What a target is to hold.
@@ -108,7 +110,8 @@ pub fn hand_off_to(
     let mut huge_pages = false;
     if options.fresh {
         let bytes: usize = targets.iter().map(|t| t.bytes.len()).sum();
-        if resident_share.is_none_or(|share| share < 0.5) && huge_pages_at_hand(bytes) {
+        let untouched = resident_share.is_none_or(|share| share < 0.5);
+        if options.huge_pages && untouched && huge_pages_at_hand(bytes) {
             for target in targets.iter_mut() {
                 huge_pages |= advise_huge_pages(target.bytes);
             }

@@ -101,7 +101,7 @@ fn view_fill(
     fresh: bool,
 ) -> PyResult<String> {
     let (layout, cache, live) = (read_layout(layout)?, cache_spec(cache)?, live_rows(live)?);
-    let options = HandoffOptions { on_overflow: overflow(on_overflow)?, fresh };
+    let options = HandoffOptions { on_overflow: overflow(on_overflow)?, fresh, huge_pages: false };
     let rows = rows.map(|(first, end)| first..end);
     let mut targets = Targets::new(&targets)?;
     let mut slices = targets.slices();

@@ -182,7 +182,7 @@ impl NativeView {
         let view = &self.0;
         let report = py.detach(|| {
             let threads = Threads::new(threads);
-            let options = HandoffOptions { on_overflow, fresh };
+            let options = HandoffOptions { on_overflow, fresh, huge_pages: false };
             let done = hand_off(view, &layout, &live, &mut filled, &threads, options)?;
             Ok::<_, Error>(HandoffReport::of_fill(&done, live.tokens_seen))
         });
