@@ -22,8 +22,8 @@ ROUNDING = 2e-5
 
 Models = Callable[[str], Any]
 
-# Before 0.32 mlx-lm's ChunkedKVCache cuts its buffer where it should cut its rows: decoding beyond a chunk, or in a
-# chunk shorter than a buffer of 256, it loses rows. What it can do is tested with `llama4_long`.
+# Before 0.32 mlx-lm's ChunkedKVCache cuts its buffer where it should cut its rows: it loses rows once the buffer
+# is as long as the chunk. What it can do is tested with `llama4_long`.
 WRONG_CHUNKS = tuple(int(n) for n in mlx_lm.__version__.split(".")[:2]) < (0, 32)
 FAMILIES = [f for f in cache_models.CONFIGS if f != "llama_wide" and not (f == "llama4" and WRONG_CHUNKS)]
 
