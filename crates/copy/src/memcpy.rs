@@ -54,7 +54,7 @@ pub fn copy_once(src: &[u8], dst: &mut [u8], threads: &Threads) -> f64 {
     let parts: Vec<(&[u8], std::sync::Mutex<&mut [u8]>)> =
         src.chunks(share).zip(dst.chunks_mut(share).map(std::sync::Mutex::new)).collect();
     let start = Instant::now();
-    threads.for_each(parts.len(), |i| {
+    threads.for_each(parts.len(), src.len(), |i| {
         let (src, dst) = &parts[i];
         let mut dst = dst.lock().unwrap_or_else(|e| e.into_inner());
         // SAFETY: both slices have the same length (they are the same chunk of buffers of one length) and a shared

@@ -2,6 +2,8 @@
 
 use kvbaton_plan::{CodedOp, CopyOp};
 
+use crate::Threads;
+
 /// Something for a thread to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -20,19 +22,17 @@ pub(crate) struct Piece {
     pub(crate) count: usize,
 }
 
-/// Below this a second thread costs more to wake than it saves.
-const ALONE_BYTES: usize = 512 << 10;
 /// Small enough to balance threads, large enough that taking a piece is free.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Cuts operations so that `threads` can share them. A piece of a copy runs along the outermost axis that has a
+/// Cuts operations so that `threads` can share them, and counts their bytes. A piece of a copy runs along the outermost axis that has a
 /// length, so that a thread reads and writes neighbouring memory.
-pub(crate) fn cut(ops: &[CopyOp], coded: &[CodedOp], threads: usize) -> Vec<Work> {
+pub(crate) fn cut(ops: &[CopyOp], coded: &[CodedOp], threads: &Threads) -> (Vec<Work>, usize) {
     let bytes = |op: &CopyOp| op.elements() * op.dst.dtype.size_bytes();
     let decoded = |op: &CodedOp| op.heads.len() * op.row_count() * op.lanes * 4;
     let total: usize = ops.iter().map(bytes).sum::<usize>() + coded.iter().map(decoded).sum::<usize>();
-    let share = threads > 1 && total > ALONE_BYTES;
-    let target = PIECE_BYTES.min(total / threads.max(1)).max(64 << 10);
+    let share = threads.share(total);
+    let target = PIECE_BYTES.min(total / threads.count()).max(64 << 10);
     let parts = |bytes: usize, length: usize| {
         if share { bytes.div_ceil(target).clamp(1, length.max(1)) } else { 1 }
     };
@@ -54,5 +54,5 @@ pub(crate) fn cut(ops: &[CopyOp], coded: &[CodedOp], threads: usize) -> Vec<Work
             work.push(Work::Rows { op: i, start, count: step.min(length - start) });
         }
     }
-    work
+    (work, total)
 }

@@ -95,7 +95,7 @@ pub fn run(
     let moves = plan.ops().iter().map(box_move).collect::<Result<Vec<_>, _>>()?;
     let coders = plan.coded().iter().map(Coder::new).collect::<Result<Vec<_>, _>>()?;
     check_bounds(plan, sources, targets);
-    let work = cut(plan.ops(), plan.coded(), threads.count());
+    let (work, bytes) = cut(plan.ops(), plan.coded(), threads);
     let tallies: Mutex<Vec<(Operation, Tally)>> = Mutex::new(Vec::new());
 
     let start = Instant::now();
@@ -103,7 +103,7 @@ pub fn run(
         zero_box(zero, targets);
     }
     let bases: Vec<TargetBase> = targets.iter_mut().map(|t| TargetBase(t.as_mut_ptr())).collect();
-    threads.for_each(work.len(), |i| {
+    threads.for_each(work.len(), bytes, |i| {
         let mut tally = Tally::default();
         let mut origin = [0; 3];
         let operation = match work[i] {

@@ -9,9 +9,10 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Zeroes all of `ranges`, on all threads.
 pub fn zero(ranges: Vec<&mut [u8]>, threads: &Threads) {
+    let bytes = ranges.iter().map(|r| r.len()).sum();
     let pieces: Vec<Mutex<&mut [u8]>> =
         ranges.into_iter().flat_map(|r| r.chunks_mut(PIECE_BYTES)).map(Mutex::new).collect();
-    threads.for_each(pieces.len(), |i| pieces[i].lock().unwrap_or_else(|e| e.into_inner()).fill(0));
+    threads.for_each(pieces.len(), bytes, |i| pieces[i].lock().unwrap_or_else(|e| e.into_inner()).fill(0));
 }
 
 #[cfg(test)]
