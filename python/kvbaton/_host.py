@@ -12,7 +12,7 @@ from typing import Any
 from . import _native
 from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
-from .mlx import cache_addresses, copied_bytes, make_caches, to_mlx
+from .mlx import cache_addresses, copied_bytes, describe, make_caches, to_mlx
 from .report import HandoffReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
@@ -96,6 +96,7 @@ class MlxDecoder:
         if dtype is not None:
             self._model.set_dtype(getattr(mx, dtype))
             mx.eval(self._model.parameters())
+        describe(self._model)  # once, so that the hand-off finds it done
         self._folder = folder
         self._caches: list[Any] = []
 

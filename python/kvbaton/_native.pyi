@@ -28,19 +28,6 @@ class NativeView:
     @property
     def tensors(self) -> list[tuple[str, str, list[int], list[int]]]: ...
     def canonical(self, layer: int, part: str) -> tuple[bytes, str, list[int], int]: ...
-    def fill(
-        self,
-        targets: list[tuple[str, Any, str]],
-        layout: str,
-        live: str,
-        on_overflow: str = "error",
-        threads: int = 0,
-        fresh: bool = False,
-    ) -> str: ...
-    @staticmethod
-    def memcpy_seconds(
-        bytes_moved: int, threads: int = 0, cold: bool = False, huge_pages: bool = False
-    ) -> float: ...
 
 class NativePrefill:
     def __init__(self, path: str | PathLike[str], threads: int = 0) -> None: ...
@@ -74,14 +61,15 @@ def view_fill(
     view: NativeView,
     targets: list[tuple[str, Any, str]],
     layout: str,
-    cache: str,
     live: str,
+    cache: str | None = None,
     rows: tuple[int, int] | None = None,
     whole: list[int] = ...,
     on_overflow: str = "error",
     threads: int = 0,
     fresh: bool = False,
 ) -> str: ...
+def memcpy_seconds(bytes_moved: int, threads: int = 0, cold: bool = False) -> float: ...
 def layout_tensors(
     layout: str,
     cache: str,

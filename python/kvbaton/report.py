@@ -33,8 +33,8 @@ class HandoffReport:
     ``copy_seconds``, the fill alone, while ``seconds`` has allocation in it. ``memcpy_ratio`` is the time of
     a memcpy that moves as many bytes on the same threads, over ``copy_seconds``; ``None`` for no bytes.
     ``first_step_copied_bytes`` is known once the decoder has run a step. ``touched_share`` is the share of
-    the target's pages that existed before, ``huge_pages`` whether the system agreed to large ones,
-    ``allocation`` how MLX's arrays were made: ``reserved`` without a pass over them, or ``zeroed``.
+    the target's pages that existed before, ``allocation`` how MLX's arrays were made: ``reserved`` without a
+    pass over them, or ``zeroed``.
     """
 
     path: str
@@ -51,7 +51,6 @@ class HandoffReport:
     nan: int
     infinity: int
     touched_share: float | None = None
-    huge_pages: bool = False
     allocation: str | None = None
     yardstick_seconds: float = 0.0
     note: str | None = None

@@ -17,6 +17,7 @@ from typing import Any
 import kvbaton
 import numpy as np
 import pytest
+from kvbaton import _native
 
 SEEN = 6
 CAPACITY = 9
@@ -511,7 +512,7 @@ preset("llama-cpp", PLAIN, block_table=CELLS)(lambda c, d: llama_cpp(c, d, False
 preset("llama-cpp-v-transposed", PLAIN, block_table=CELLS)(lambda c, d: llama_cpp(c, d, True))
 
 CODED = {"mlx-lm-8bit": 8, "mlx-lm-4bit": 4, "mlx-swift-lm-8bit": 8}
-NAMES = kvbaton._native.layout_names()
+NAMES = _native.layout_names()
 
 
 def reference(cache: Cache) -> kvbaton.CacheView:
@@ -564,7 +565,7 @@ def test_filling_writes_the_arrays_that_the_system_would(name: str) -> None:
     have = {key: np.zeros_like(np.ascontiguousarray(array)) for key, array in want.items()}
     targets = [(key, array, str(array.dtype)) for key, array in have.items()]
     live = {"tokens_seen": SEEN, **case.live}
-    reference(cache)._native.fill(targets, name, json.dumps(live))
+    _native.view_fill(reference(cache)._native, targets, name, json.dumps(live))
     for key, array in want.items():
         np.testing.assert_array_equal(have[key], array, f"{name}, {key}")
 
@@ -593,7 +594,7 @@ def test_mlx_codes_are_mlx_s(name: str) -> None:
                 full[:, :, SEEN:] = 0
                 want[base + suffix] = full
     targets = [(key, array, str(array.dtype)) for key, array in arrays.items()]
-    reference(cache)._native.fill(targets, name, live)
+    _native.view_fill(reference(cache)._native, targets, name, live)
     for key, array in want.items():
         np.testing.assert_array_equal(arrays[key], array, key)
     view = kvbaton.CacheView.from_arrays(arrays, name, cache=cache.layers, tokens_seen=SEEN)
@@ -621,7 +622,7 @@ def test_int8_values_are_a_code_times_a_scale() -> None:
 
     filled = {key: np.zeros_like(array) for key, array in arrays.items()}
     targets = [(key, array, str(array.dtype)) for key, array in filled.items()]
-    reference(cache)._native.fill(targets, "forge-v8", json.dumps(rows))
+    _native.view_fill(reference(cache)._native, targets, "forge-v8", json.dumps(rows))
     values = cache.parts[3]["value"].astype(np.float32)
     stored = np.maximum(np.abs(values).max(-1) / np.float32(127), 1e-6).astype(np.float16)
     np.testing.assert_array_equal(filled["vs0"][:, :SEEN], stored)

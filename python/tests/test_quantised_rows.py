@@ -57,7 +57,7 @@ def test_ten_thousand_rows_are_coded_as_mlx_codes_them(bits: int, group: int) ->
         for suffix, a in zip(("", "_scales", "_biases"), coded, strict=True)
     }
     targets = [(name, array, str(array.dtype)) for name, array in arrays.items()]
-    view._native.fill(targets, layout(bits, group), json.dumps({"tokens_seen": ROWS}))
+    _native.view_fill(view._native, targets, layout(bits, group), json.dumps({"tokens_seen": ROWS}))
     for suffix, wanted in zip(("", "_scales", "_biases"), coded, strict=True):
         for part in ("key", "value"):
             got = arrays[f"{part}{suffix}"][0, 0]
@@ -67,5 +67,12 @@ def test_ten_thousand_rows_are_coded_as_mlx_codes_them(bits: int, group: int) ->
     assert np.array_equal(back.layers[0].arrays["key"][0].view(np.uint16), wanted.view(np.uint16))
 
 
-def test_the_codes_layouts_are_those_of_the_language() -> None:
-    assert "mlx-lm-8bit" in _native.layout_names()
+def test_a_target_that_shares_memory_with_its_source_is_refused() -> None:
+    source = rows()[:8][None, None].copy()
+    other = np.zeros_like(source)
+    view = kvbaton.CacheView.from_arrays({"keys_0": source, "values_0": other}, "mlx-lm", cache=SPEC, tokens_seen=8)
+    targets = [("keys_0", np.zeros_like(source), "float16"), ("values_0", source, "float16")]
+    before = source.copy()
+    with pytest.raises(kvbaton.errors.UsageError, match="shares memory with `keys_0`"):
+        _native.view_fill(view._native, targets, "mlx-lm", json.dumps({"tokens_seen": 8}))
+    assert np.array_equal(source, before)

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kvbaton_memory::{Buffer, advise_huge_pages};
+use kvbaton_memory::Buffer;
 
 use crate::Threads;
 
@@ -33,12 +33,9 @@ impl Memcpy {
         copy_once(&self.src, &mut self.dst, threads)
     }
 
-    /// Seconds of one run into memory that was never touched, in huge pages where that is asked for and granted.
-    pub fn cold_seconds(&mut self, threads: &Threads, huge_pages: bool) -> f64 {
+    /// Seconds of one run into memory that was never touched.
+    pub fn cold_seconds(&mut self, threads: &Threads) -> f64 {
         self.dst = Buffer::zeroed(self.src.len());
-        if huge_pages {
-            advise_huge_pages(&mut self.dst);
-        }
         self.seconds(threads)
     }
 }

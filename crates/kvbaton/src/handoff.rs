@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use kvbaton_copy::{CopyOptions, CopyStats, OnOverflow, Threads, run, zero};
-use kvbaton_layout::{Block, CacheSpec, DType, LayerSpec, Layout, LiveRows, Part, Resolved, TensorInfo};
-use kvbaton_memory::{advise_huge_pages, huge_pages_at_hand, resident_share};
+use kvbaton_layout::{Block, CacheSpec, Layout, LiveRows, Part, Resolved, TensorInfo};
+use kvbaton_memory::resident_share;
 use kvbaton_plan::plan;
 
 use crate::cut;
@@ -27,9 +27,6 @@ pub struct HandoffOptions {
     pub on_overflow: OnOverflow,
     /// The targets hold nothing yet: zero what no row fills in the same go.
     pub fresh: bool,
-    /// Ask for huge pages for fresh targets that were never touched, where the system has them free. A first fill
-    /// then takes half as long or four times as long, depending on the state of the system's memory.
-    pub huge_pages: bool,
 }
 
 /// What a target is to hold.
@@ -58,8 +55,6 @@ pub struct Filled {
     pub converted: bool,
     /// The share of the target's pages that existed before, where the system says.
     pub resident_share: Option<f64>,
-    /// Whether the system agreed to huge pages.
-    pub huge_pages: bool,
 }
 
 /// Fills `targets`, laid out as `layout`, with the rows of `view` that a cache of `live` rows holds.
@@ -107,15 +102,7 @@ pub fn hand_off_to(
 
     let resident_share = resident(targets);
     let start = Instant::now();
-    let mut huge_pages = false;
     if options.fresh {
-        let bytes: usize = targets.iter().map(|t| t.bytes.len()).sum();
-        let untouched = resident_share.is_none_or(|share| share < 0.5);
-        if options.huge_pages && untouched && huge_pages_at_hand(bytes) {
-            for target in targets.iter_mut() {
-                huge_pages |= advise_huge_pages(target.bytes);
-            }
-        }
         let mut free = Vec::new();
         for (index, bytes) in targets.iter_mut().map(|t| &mut *t.bytes).enumerate() {
             free.extend(unfilled(&target, index, bytes));
@@ -128,7 +115,7 @@ pub fn hand_off_to(
     let mut stats = run(&plan, &view.bytes(), &mut buffers, threads, options)?;
     // The free rows are part of the fill: without them the target would not be ready.
     stats.seconds += prepared;
-    Ok(Filled { stats, plan_seconds, converted: plan.converts(), resident_share, huge_pages })
+    Ok(Filled { stats, plan_seconds, converted: plan.converts(), resident_share })
 }
 
 /// What is missing of a block of a target that has all but `rows`.
@@ -178,26 +165,4 @@ fn resident(targets: &[Target<'_>]) -> Option<f64> {
         all += target.bytes.len() as f64;
     }
     Some(if all > 0.0 { existing / all } else { 1.0 })
-}
-
-/// The tensors that mlx-lm's caches want for `rows` rows: for each layer that keeps one, keys and values of
-/// shape `(1, kv_heads, capacity, head_dim)`.
-///
-/// A full layer gets at least one and at least `spare` free rows, rounded up to mlx-lm's step of 256, so that its
-/// next steps write in place. A window gets its own size: more would be silently wrong.
-pub fn mlx_tensors(cache: &CacheSpec, rows: usize, spare: usize, dtype: DType) -> Vec<TensorInfo> {
-    let mut tensors = Vec::new();
-    for (layer, spec) in cache.layers.iter().enumerate() {
-        let Some((heads, key_dim, value_dim)) = spec.attention() else { continue };
-        let capacity = match spec {
-            LayerSpec::Sliding { window, .. } => window.size,
-            _ if spare == 0 => rows,
-            _ => (rows + spare).next_multiple_of(256),
-        };
-        for (name, dim) in [("keys", key_dim), ("values", value_dim)] {
-            let shape = [1, heads, capacity, dim];
-            tensors.push(TensorInfo::contiguous(format!("{name}_{layer}"), dtype, &shape));
-        }
-    }
-    tensors
 }

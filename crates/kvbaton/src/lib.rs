@@ -27,7 +27,7 @@ pub use cpu::{CpuPrefill, Stated};
 pub use digest::{DigestCache, weights_digest};
 pub use dump::open_dump;
 pub use error::{Error, ErrorKind};
-pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to, mlx_tensors};
+pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
 pub use kvbaton_layout as layout;
 pub use kvbaton_mil as mil;

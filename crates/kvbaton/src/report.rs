@@ -90,8 +90,6 @@ pub struct HandoffReport {
     /// The share of the target's pages that existed before the fill; the memcpy it is compared with went into
     /// memory in the same state.
     pub touched_share: Option<f64>,
-    /// Whether the system agreed to huge pages for the target.
-    pub huge_pages: bool,
     /// How the consumer allocated the target: `reserved` without writing it, or `zeroed`.
     #[serde(default)]
     pub allocation: Option<String>,
@@ -125,7 +123,6 @@ impl HandoffReport {
             infinity: stats.infinity,
             yardstick_seconds: 0.0,
             touched_share: filled.resident_share,
-            huge_pages: filled.huge_pages,
             allocation: None,
             note: None,
         }

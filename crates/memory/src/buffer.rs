@@ -12,8 +12,6 @@ pub const PAGE_BYTES: usize = 16_384;
 /// From this size on a buffer is a mapping of its own: zero pages that exist once they are written, returned to the
 /// system when the buffer goes.
 const MAPPED_FROM_BYTES: usize = 64 << 10;
-/// Mappings start on a huge page, so that the system can grant them.
-const MAPPING_ALIGN_BYTES: usize = 2 << 20;
 
 /// Memory that kvbaton owns: starts on a multiple of [`PAGE_BYTES`], never resized.
 pub struct Buffer {
@@ -59,8 +57,8 @@ impl Buffer {
     }
 
     fn mapped(len_bytes: usize) -> Option<Buffer> {
-        let mut map = memmap2::MmapMut::map_anon(len_bytes.checked_add(MAPPING_ALIGN_BYTES)?).ok()?;
-        let lead = map.as_ptr().align_offset(MAPPING_ALIGN_BYTES);
+        let mut map = memmap2::MmapMut::map_anon(len_bytes.checked_add(PAGE_BYTES)?).ok()?;
+        let lead = map.as_ptr().align_offset(PAGE_BYTES);
         let start = NonNull::from(map.get_mut(lead..lead.checked_add(len_bytes)?)?).cast();
         Some(Buffer { start, len_bytes, source: Source::Mapping { _map: map } })
     }

@@ -12,4 +12,4 @@ mod pages;
 pub use buffer::{Buffer, Bytes, Foreign, PAGE_BYTES};
 pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};
-pub use pages::{advise_huge_pages, huge_pages_at_hand, resident_share};
+pub use pages::resident_share;

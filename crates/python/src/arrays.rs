@@ -6,7 +6,7 @@
 use std::ptr::NonNull;
 
 use kvbaton::layout::{DType, TensorInfo};
-use kvbaton::{Error, ErrorKind, Target};
+use kvbaton::{CacheView, Error, ErrorKind, Target};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
@@ -69,11 +69,11 @@ impl Exported {
     }
 }
 
-/// Arrays to be filled: writable, and none of them shares memory with another.
+/// Arrays to be filled: writable, and none of them shares memory with another or with the view that fills them.
 pub(crate) struct Targets(Vec<Exported>);
 
 impl Targets {
-    pub(crate) fn new(arrays: &[Named<'_>]) -> PyResult<Targets> {
+    pub(crate) fn new(arrays: &[Named<'_>], source: &CacheView) -> PyResult<Targets> {
         let usage = |message: String| Err(to_python(Error::new(ErrorKind::Usage, message)));
         let exported: Vec<Exported> = arrays.iter().map(Exported::new).collect::<PyResult<_>>()?;
         let mut spans: Vec<(usize, usize)> = Vec::new();
@@ -82,6 +82,15 @@ impl Targets {
                 return usage(format!("target array `{}` is read-only", info.name));
             }
             spans.push((buffer.buf_ptr() as usize, info.len_bytes));
+        }
+        for tensor in source.tensors() {
+            let (start, len) = (tensor.bytes.as_ptr() as usize, tensor.bytes.len());
+            if spans.iter().any(|(at, size)| len > 0 && *size > 0 && *at < start + len && start < at + size) {
+                return usage(format!(
+                    "a target array shares memory with `{}` of the cache",
+                    tensor.info.name
+                ));
+            }
         }
         spans.retain(|(_, len)| *len > 0);
         spans.sort_unstable();
@@ -96,7 +105,8 @@ impl Targets {
     pub(crate) fn slices(&mut self) -> Vec<Target<'_>> {
         let target = |exported: &Exported| {
             // SAFETY: the buffer protocol makes `len_bytes` bytes from the first element writable until the buffer is
-            // released, which `&mut self` keeps from happening. No two arrays overlap (checked in `new`).
+            // released, which `&mut self` keeps from happening. No two arrays overlap, and none overlaps the source
+            // (checked in `new`).
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(exported.start().as_ptr(), exported.info.len_bytes) };
             Target { info: exported.info.clone(), bytes }

@@ -1,7 +1,7 @@
 //! What a cache view can become: shorter, of another type, quantised, or tensors of another layout.
 
 use kvbaton::layout::{DType, Sizes};
-use kvbaton::{Error, ErrorKind, HandoffOptions, HandoffReport, Threads, Wanted, hand_off_to};
+use kvbaton::{Error, ErrorKind, HandoffOptions, HandoffReport, Memcpy, Threads, Wanted, hand_off_to};
 use pyo3::prelude::*;
 
 use crate::arrays::{Named, Targets};
@@ -18,6 +18,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(view_rows, module)?)?;
     module.add_function(wrap_pyfunction!(view_encoding, module)?)?;
     module.add_function(wrap_pyfunction!(view_fill, module)?)?;
+    module.add_function(wrap_pyfunction!(memcpy_seconds, module)?)?;
     module.add_function(wrap_pyfunction!(layout_tensors, module)?)
 }
 
@@ -82,34 +83,52 @@ fn view_encoding(view: &NativeView, layer: usize) -> PyResult<String> {
     view.0.encoding(layer).map(|e| e.to_string()).map_err(to_python)
 }
 
-/// Fills `targets`, which are laid out as `layout` and keep what `cache` says. With `rows`, only those positions are
-/// copied, but all of the layers `whole`. `fresh` targets hold nothing yet. Returns the report as JSON.
+/// Fills `targets`, which are laid out as `layout` and keep what `cache` says: the view's layers when absent. With
+/// `rows`, only those positions are copied, but all of the layers `whole`. `fresh` targets hold nothing yet. Returns the
+/// report as JSON; `seconds` in it are those of planning and filling.
 #[pyfunction]
-#[pyo3(signature = (view, targets, layout, cache, live, rows=None, whole=Vec::new(), on_overflow="error", threads=0, fresh=false))]
+#[pyo3(signature = (view, targets, layout, live, cache=None, rows=None, whole=Vec::new(), on_overflow="error", threads=0, fresh=false))]
 #[expect(clippy::too_many_arguments, reason = "Python calls it with keywords")]
 fn view_fill(
     py: Python<'_>,
     view: &NativeView,
     targets: Vec<Named<'_>>,
     layout: &str,
-    cache: &str,
     live: &str,
+    cache: Option<&str>,
     rows: Option<(i64, i64)>,
     whole: Vec<usize>,
     on_overflow: &str,
     threads: usize,
     fresh: bool,
 ) -> PyResult<String> {
-    let (layout, cache, live) = (read_layout(layout)?, cache_spec(cache)?, live_rows(live)?);
-    let options = HandoffOptions { on_overflow: overflow(on_overflow)?, fresh, huge_pages: false };
+    let (layout, live) = (read_layout(layout)?, live_rows(live)?);
+    let cache = cache.map_or_else(|| Ok(view.0.cache().clone()), cache_spec)?;
+    let options = HandoffOptions { on_overflow: overflow(on_overflow)?, fresh };
     let rows = rows.map(|(first, end)| first..end);
-    let mut targets = Targets::new(&targets)?;
+    let mut targets = Targets::new(&targets, &view.0)?;
     let mut slices = targets.slices();
     let wanted = Wanted { layout: &layout, cache: &cache, live: &live, rows, whole: &whole };
     let count = wanted.rows.as_ref().map(|r| usize::try_from(r.end - r.start).unwrap_or(0));
     let done = py.detach(|| hand_off_to(&view.0, &wanted, &mut slices, &Threads::new(threads), options));
     let rows = count.unwrap_or(live.tokens_seen);
     json(&HandoffReport::of_fill(&done.map_err(to_python)?, rows))
+}
+
+/// Seconds of a memcpy that moves as many bytes, read and written, on the same threads: the middle one of three, into
+/// memory that was touched before, or (`cold`) was not.
+#[pyfunction]
+#[pyo3(signature = (bytes_moved, threads=0, cold=false))]
+fn memcpy_seconds(py: Python<'_>, bytes_moved: usize, threads: usize, cold: bool) -> f64 {
+    py.detach(|| {
+        let threads = Threads::new(threads);
+        let mut memcpy = Memcpy::new(bytes_moved / 2);
+        memcpy.seconds(&threads);
+        let mut once = || if cold { memcpy.cold_seconds(&threads) } else { memcpy.seconds(&threads) };
+        let mut seconds = [once(), once(), once()];
+        seconds.sort_by(f64::total_cmp);
+        seconds[1]
+    })
 }
 
 /// Name, type, shape, byte strides and bytes of the tensors that a layout wants.

@@ -1,15 +1,12 @@
 //! Cache views for Python.
 
 use kvbaton::layout::{CacheSpec, LiveRows, Part};
-use kvbaton::{
-    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Memcpy, OnOverflow, Tensor, Threads,
-    hand_off, layout,
-};
+use kvbaton::{CacheView, Error, ErrorKind, OnOverflow, Tensor, layout};
 use kvbaton_memory::{Bytes, Foreign};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::arrays::{Exported, Named, Targets};
+use crate::arrays::{Exported, Named};
 use crate::errors::{model, to_python};
 
 /// A cache somewhere in memory.
@@ -157,59 +154,5 @@ impl NativeView {
         let part = part_called(part)?;
         let (bytes, dtype, shape, first) = self.0.canonical(layer, part).map_err(to_python)?;
         Ok((PyBytes::new(py, &bytes), dtype.name(), shape, first))
-    }
-
-    /// Fills `targets`, which are laid out as `layout`, with the rows of a cache of `live` rows. Returns the
-    /// report as JSON; `seconds` in it are those of planning and filling. `fresh` targets are mlx-lm's and hold
-    /// nothing yet.
-    #[pyo3(signature = (targets, layout, live, on_overflow="error", threads=0, fresh=false))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
-    fn fill(
-        &self,
-        py: Python<'_>,
-        targets: Vec<Named<'_>>,
-        layout: &str,
-        live: &str,
-        on_overflow: &str,
-        threads: usize,
-        fresh: bool,
-    ) -> PyResult<String> {
-        let on_overflow = overflow(on_overflow)?;
-        let layout = read_layout(layout)?;
-        let live = live_rows(live)?;
-        let mut targets = Targets::new(&targets)?;
-        let mut filled = targets.slices();
-        let view = &self.0;
-        let report = py.detach(|| {
-            let threads = Threads::new(threads);
-            let options = HandoffOptions { on_overflow, fresh, huge_pages: false };
-            let done = hand_off(view, &layout, &live, &mut filled, &threads, options)?;
-            Ok::<_, Error>(HandoffReport::of_fill(&done, live.tokens_seen))
-        });
-        let report = report.map_err(to_python)?;
-        serde_json::to_string(&report).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
-    }
-
-    /// Seconds of a memcpy that moves as many bytes, read and written, on the same threads: the middle one of
-    /// three, into memory that was touched before, or (`cold`) was not.
-    #[staticmethod]
-    #[pyo3(signature = (bytes_moved, threads=0, cold=false, huge_pages=false))]
-    fn memcpy_seconds(
-        py: Python<'_>,
-        bytes_moved: usize,
-        threads: usize,
-        cold: bool,
-        huge_pages: bool,
-    ) -> f64 {
-        py.detach(|| {
-            let threads = Threads::new(threads);
-            let mut memcpy = Memcpy::new(bytes_moved / 2);
-            memcpy.seconds(&threads);
-            let mut once =
-                || if cold { memcpy.cold_seconds(&threads, huge_pages) } else { memcpy.seconds(&threads) };
-            let mut seconds = [once(), once(), once()];
-            seconds.sort_by(f64::total_cmp);
-            seconds[1]
-        })
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kvbaton_copy::{Memcpy, Threads, run};
 use kvbaton_layout::{Block, CacheSpec, DType, Encoding, Layout, LiveRows, Resolved, Sizes, TensorInfo};
-use kvbaton_memory::{Buffer, advise_huge_pages};
+use kvbaton_memory::Buffer;
 use kvbaton_plan::plan;
 use serde::Serialize;
 
@@ -92,8 +92,6 @@ pub struct HandoffRow {
     pub allocate_seconds: Range,
     /// Seconds of the copy into memory that was never touched.
     pub cold_copy_seconds: Range,
-    /// Whether the system agreed to huge pages for untouched targets.
-    pub huge_pages: bool,
     /// The same share for untouched memory.
     pub cold_memcpy_ratio: Option<f64>,
     /// Why a figure is missing or doubtful.
@@ -208,25 +206,20 @@ impl Case {
             }
         }
         self.check(bench, &targets)?;
-        let mut huge_pages = false;
         for _ in 0..bench.repeats {
             drop(std::mem::take(&mut targets));
             let start = Instant::now();
             targets = allocate(&self.targets);
-            for target in &mut targets {
-                huge_pages |= advise_huge_pages(target);
-            }
             times.allocate.push(start.elapsed().as_secs_f64());
             times.cold_copy.push(copy(&first, &sources, &mut targets, threads)?.seconds);
-            times.cold_memcpy.push(memcpy.cold_seconds(threads, true));
+            times.cold_memcpy.push(memcpy.cold_seconds(threads));
         }
         let row = |seconds: &[f64]| {
             let seconds = range(seconds);
             MemcpyRow { bytes: half, seconds, gigabytes_per_second: rate(2 * half, seconds.median) }
         };
         let yardstick = MemcpyRows { warm: row(&times.memcpy), cold: row(&times.cold_memcpy) };
-        let row = HandoffRow { huge_pages, ..self.row(bench, threads, &first, &times) };
-        Ok((row, yardstick))
+        Ok((self.row(bench, threads, &first, &times), yardstick))
     }
 
     fn row(
@@ -269,7 +262,6 @@ impl Case {
             memcpy_ratio: memcpy_share(bytes, memcpy.median, copy_seconds.median),
             allocate_seconds: range(&times.allocate),
             cold_copy_seconds: range(&times.cold_copy),
-            huge_pages: false,
             cold_memcpy_ratio: memcpy_share(
                 bytes,
                 range(&times.cold_memcpy).median,
