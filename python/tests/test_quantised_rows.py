@@ -70,7 +70,9 @@ def test_ten_thousand_rows_are_coded_as_mlx_codes_them(bits: int, group: int) ->
 def test_a_target_that_shares_memory_with_its_source_is_refused() -> None:
     source = rows()[:8][None, None].copy()
     other = np.zeros_like(source)
-    view = kvbaton.CacheView.from_arrays({"keys_0": source, "values_0": other}, "mlx-lm", cache=SPEC, tokens_seen=8)
+    view = kvbaton.CacheView.from_arrays(
+        {"keys_0": source, "values_0": other}, "mlx-lm", cache=SPEC, tokens_seen=8
+    )
     targets = [("keys_0", np.zeros_like(source), "float16"), ("values_0", source, "float16")]
     before = source.copy()
     with pytest.raises(kvbaton.errors.UsageError, match="shares memory with `keys_0`"):

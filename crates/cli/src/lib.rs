@@ -48,7 +48,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Verb::Run(verb) => commands::run::run(&verb, host, &printer),
         Verb::Inspect(verb) => commands::inspect::run(&verb, &printer),
         Verb::Export(verb) => commands::export::run(&verb, host, &printer),
-        Verb::Layouts(verb) => commands::layouts::run(&verb, &printer),
+        Verb::Layouts(verb) => commands::layouts::run(&verb, host, &printer),
         Verb::Bench(verb) => commands::bench::run(&verb, host, &printer),
     };
     match result {

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Axis, Layout, Placement, Sizes};
+
 /// What a producer says of the rows it left behind. Positions count tokens from the start of the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -47,6 +49,22 @@ impl LiveRows {
     /// Rows of a cache that has seen `tokens_seen` tokens and holds what its placement holds.
     pub fn seen(tokens_seen: usize) -> LiveRows {
         LiveRows { tokens_seen, ..LiveRows::default() }
+    }
+
+    /// Rows as a producer of `layout` would leave them, at their simplest: padding on the left fills the capacity,
+    /// rings start in slot 0, cells follow one another, and blocks are handed out from the last to the first.
+    pub fn made_for(layout: &Layout, sizes: &Sizes, live_rows: usize) -> LiveRows {
+        let padded = layout.placement == Placement::LeftPadded;
+        let cells = layout.tensors.iter().all(|rule| !rule.axes.has(Axis::Row));
+        let blocks = if cells { sizes.capacity } else { sizes.capacity.div_ceil(sizes.block_rows.max(1)) };
+        let blocks = 0..u32::try_from(blocks).unwrap_or(u32::MAX);
+        LiveRows {
+            pad: Some(if padded { sizes.capacity.saturating_sub(live_rows) } else { 0 }),
+            ring_start: Some(0),
+            conv_start: Some(0),
+            block_table: Some(if cells { blocks.collect() } else { blocks.rev().collect() }),
+            ..LiveRows::seen(live_rows)
+        }
     }
 
     /// What holds for `layer`.

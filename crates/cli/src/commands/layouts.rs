@@ -1,38 +1,29 @@
 //! `kvbaton layouts`.
 
 use kvbaton::Error;
-use kvbaton::layout::{DType, LiveRows, Placement, Resolved, Sizes, presets};
+use kvbaton::layout::{DType, LiveRows, Resolved, Sizes, presets};
 use kvbaton::plan::plan;
 use serde_json::json;
 
 use super::{cache_shape, layout};
+use crate::Host;
 use crate::args::{Layouts, LayoutsVerb};
 use crate::printer::{Printer, bytes};
 
 /// Reads and writes of one core, for an estimate that measures nothing.
 const TYPICAL_GIGABYTES_PER_SECOND: f64 = 20.0;
 
-pub(crate) fn run(verb: &Layouts, printer: &Printer) -> Result<(), Error> {
+pub(crate) fn run(verb: &Layouts, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     match verb.verb.as_ref().unwrap_or(&LayoutsVerb::List) {
         LayoutsVerb::List => list(printer),
         LayoutsVerb::Show { name } => show(name, printer),
         LayoutsVerb::Plan { source, target, shape, context, live, dtype, explain } => {
-            let cache = cache_shape(shape, None)?;
+            let cache = cache_shape(shape, host)?;
             let live_rows = live.unwrap_or(*context);
-            // What a producer would say, at its simplest: padding fills the capacity, rings start in slot 0, blocks
-            // (or cells) follow one another.
-            let cells = u32::try_from(*context).unwrap_or(u32::MAX);
             let side = |name: &str, dtype| -> Result<Resolved, Error> {
                 let layout = layout(name)?;
-                let padded = layout.placement == Placement::LeftPadded;
-                let live = LiveRows {
-                    pad: Some(if padded { context.saturating_sub(live_rows) } else { 0 }),
-                    ring_start: Some(0),
-                    conv_start: Some(0),
-                    block_table: Some((0..cells).collect()),
-                    ..LiveRows::seen(live_rows)
-                };
                 let sizes = Sizes { capacity: *context, dtype, block_rows: 16, row_stride_bytes: None };
+                let live = LiveRows::made_for(&layout, &sizes, live_rows);
                 let tensors = layout.tensors(&cache, &sizes)?;
                 Ok(layout.resolve(&cache, &tensors, &live)?)
             };

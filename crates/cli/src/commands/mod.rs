@@ -60,7 +60,7 @@ pub(crate) fn cache_shape(name: &str, host: Option<&dyn Host>) -> Result<CacheSp
             .field("name", name));
     }
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new(".")) };
-    Ok(need_host(host, "bench handoff --shape config.json")?.model_spec(folder)?.cache)
+    Ok(need_host(host, "… --shape config.json")?.model_spec(folder)?.cache)
 }
 
 /// A whole text file; `-` is stdin.

@@ -144,7 +144,7 @@ pub fn bench_handoff(
 /// One capacity: its tensors, resolved.
 struct Case {
     context: usize,
-    live: LiveRows,
+    live_rows: usize,
     sources: Vec<Buffer>,
     source: Resolved,
     targets: Vec<TensorInfo>,
@@ -155,12 +155,6 @@ impl Case {
     fn new(bench: &HandoffBench, context: usize) -> Result<Case, Error> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a row count")]
         let live_rows = ((context as f64 * bench.live_fraction).round() as usize).clamp(1, context.max(1));
-        let blocks = context.div_ceil(16);
-        let live = LiveRows {
-            pad: Some(context - live_rows),
-            block_table: Some((0..u32::try_from(blocks).unwrap_or(u32::MAX)).rev().collect()),
-            ..LiveRows::seen(live_rows)
-        };
         let sizes = Sizes {
             capacity: context,
             dtype: DType::Float16,
@@ -168,6 +162,7 @@ impl Case {
             row_stride_bytes: bench.row_stride_bytes,
         };
         let infos = bench.source.tensors(&bench.cache, &sizes)?;
+        let live = LiveRows::made_for(&bench.source, &sizes, live_rows);
         let source = bench.source.resolve(&bench.cache, &infos, &live)?;
         let mut sources: Vec<Buffer> = infos.iter().map(|i| Buffer::zeroed(i.len_bytes)).collect();
         for (n, buffer) in sources.iter_mut().enumerate() {
@@ -175,8 +170,9 @@ impl Case {
         }
         let sizes = Sizes { dtype: bench.dtype, row_stride_bytes: None, ..sizes };
         let targets = bench.target.tensors(&bench.cache, &sizes)?;
+        let live = LiveRows::made_for(&bench.target, &sizes, live_rows);
         let target = bench.target.resolve(&bench.cache, &targets, &live)?;
-        Ok(Case { context, live, sources, source, targets, target })
+        Ok(Case { context, live_rows, sources, source, targets, target })
     }
 
     fn measure(
@@ -251,7 +247,7 @@ impl Case {
             target: bench.target.name.clone(),
             dtype: bench.dtype.to_string(),
             context: self.context,
-            live_rows: self.live.tokens_seen,
+            live_rows: self.live_rows,
             bytes,
             operations: plan.operations(),
             threads: threads.count(),
