@@ -110,7 +110,7 @@ impl Executable {
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
-        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()) };
+        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()), shown: Arc::default() };
         let function = f.name.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
         Ok(Executable { package, function, graph, inputs, outputs, threads, context })
@@ -193,6 +193,7 @@ impl Executable {
         for (id, tensor) in &self.graph.constants {
             values[id.0 as usize] = Some(tensor.clone());
         }
+        let context = Context { shown: Arc::default(), ..self.context.clone() };
         self.bind(inputs, function, &mut values)?;
         for node in &self.graph.nodes {
             let start = std::time::Instant::now();
@@ -206,7 +207,7 @@ impl Executable {
                     Operand::Fixed(t) => t.clone(),
                 })
                 .collect();
-            let outputs = node.run(&self.context, function, &operands).map_err(|reason| ExecError::Run {
+            let outputs = node.run(&context, function, &operands).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: node.kind.clone(),
                 output: node.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone()),
@@ -291,6 +292,9 @@ fn import(cx: &Context, array: &Array) -> Option<Tensor> {
     let shape = array.shape().to_vec();
     Some(match array.dtype() {
         DataType::Float16 | DataType::Float32 => {
+            if let Some(tensor) = Tensor::given(array.dtype(), shape.clone(), array.bytes().clone()) {
+                return Some(tensor);
+            }
             let all = array.to_f32()?;
             let mut values = cx.pool.take(all.len());
             values.copy_from_slice(&all);
@@ -307,13 +311,13 @@ fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, Str
     let element = dtype.bits().unwrap_or(8) / 8;
     let mut buffer = Buffer::zeroed(tensor.count() * element);
     match (&tensor.data, dtype) {
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float16) => {
+        (Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_), DataType::Float16) => {
             let packed = tensor.to_packed(cx)?;
             let values = packed.packed_singles().ok_or("not packed")?;
             let out = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
             narrow(cx.isa, values, out);
         }
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float32) => {
+        (Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_), DataType::Float32) => {
             let values = FloatBuf::owned(tensor.float_values(cx.isa)?);
             for (out, v) in buffer.chunks_exact_mut(4).zip(values.iter()) {
                 out.copy_from_slice(&v.to_le_bytes());

@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use half::f16;
 use kvbaton_kernels::rows::{self, Isa, Source};
+use kvbaton_memory::Bytes;
 use kvbaton_mil::Package;
 use kvbaton_mil::program::{BlobRef, Constant, ConstantData, DataType};
 use rayon::prelude::*;
 
+use crate::attention::Shown;
 use crate::memory::{FloatBuf, Pool};
 
 /// What the values of a tensor are stored as.
@@ -23,6 +25,8 @@ pub(crate) enum Data {
     Weights(Weights),
     /// fp16 values decompressed from a constant.
     Half(Arc<Vec<f16>>),
+    /// fp16 or fp32 values of an input, where the caller keeps them.
+    Given(Given),
     /// Integers of up to 32 bits (unsigned 32-bit values wrap).
     Int(Arc<Vec<i32>>),
     /// Truth values.
@@ -35,6 +39,24 @@ pub(crate) struct Weights {
     package: Arc<Package>,
     blob: BlobRef,
     half: bool,
+}
+
+/// Float values of an input.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    bytes: Bytes,
+    half: bool,
+}
+
+impl Given {
+    fn source(&self) -> Source<'_> {
+        let aligned = "alignment checked in Tensor::given";
+        if self.half {
+            Source::Halves(rows::as_halves(&self.bytes).expect(aligned))
+        } else {
+            Source::Singles(rows::as_singles(&self.bytes).expect(aligned))
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +75,8 @@ pub(crate) struct Tensor {
 pub(crate) struct Context {
     pub(crate) isa: Isa,
     pub(crate) pool: Arc<Pool>,
+    /// Of this run.
+    pub(crate) shown: Arc<Shown>,
 }
 
 pub(crate) fn count(shape: &[usize]) -> usize {
@@ -129,8 +153,26 @@ impl Tensor {
         Some(Tensor::new(dtype, shape, data))
     }
 
+    /// An fp16 or fp32 array where it is; `None` when its memory is not aligned for its elements, or it is of
+    /// another type.
+    pub(crate) fn given(dtype: DataType, shape: Vec<usize>, bytes: Bytes) -> Option<Tensor> {
+        let half = match dtype {
+            DataType::Float16 => rows::as_halves(&bytes).map(|_| true)?,
+            DataType::Float32 => rows::as_singles(&bytes).map(|_| false)?,
+            _ => return None,
+        };
+        Some(Tensor::new(dtype, shape, Data::Given(Given { bytes, half })))
+    }
+
     pub(crate) fn count(&self) -> usize {
         count(&self.shape)
+    }
+
+    /// Whether `other` shows the same elements of the same computed values.
+    pub(crate) fn is_same(&self, other: &Tensor) -> bool {
+        let (Data::Float(a), Data::Float(b)) = (&self.data, &other.data) else { return false };
+        let form = |t: &Tensor| (t.offset, t.shape.clone(), t.strides.clone());
+        Arc::ptr_eq(a, b) && form(self) == form(other)
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -146,6 +188,7 @@ impl Tensor {
         match &self.data {
             Data::Float(values) => Ok(Source::Singles(values)),
             Data::Half(values) => Ok(Source::Halves(values)),
+            Data::Given(given) => Ok(given.source()),
             Data::Weights(w) => {
                 let bytes = w.package.blob_bytes(w.blob);
                 let aligned = "alignment checked in Tensor::constant";
@@ -197,7 +240,7 @@ impl Tensor {
                 Ok(Tensor::ints(self.dtype, self.shape.clone(), values))
             }
             Data::Bool(v) => Ok(Tensor::bools(self.shape.clone(), self.indices().map(|i| v[i]).collect())),
-            Data::Float(_) | Data::Weights(_) | Data::Half(_) => {
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) => {
                 let mut values = cx.pool.take(self.count());
                 self.copy_to(cx.isa, &mut values)?;
                 Ok(Tensor::floats(self.dtype, self.shape.clone(), values))
