@@ -13,9 +13,9 @@
 //! rows and the past, are joined as far as they are shown.
 
 use kvbaton_kernels::rows::{self, Binary, Reduction, Source};
-use kvbaton_mil::program::{DataType, Function, ValueId};
+use kvbaton_mil::program::{DataType, ValueId};
 use rayon::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::graph::{Graph, Node, Work};
@@ -293,9 +293,9 @@ impl Skip {
 }
 
 /// Replaces every attention of the graph by one node.
-pub(crate) fn fuse(graph: &mut Graph, function: &Function) {
+pub(crate) fn fuse(graph: &mut Graph) {
     let mut masks = Masks::default();
-    while let Some((nodes, node)) = find(graph, function, &mut masks) {
+    while let Some((nodes, node)) = find(graph, &mut masks) {
         let last = nodes.iter().copied().max().expect("attention has nodes");
         graph.nodes[last] = node;
         let mut i = 0;
@@ -307,7 +307,7 @@ pub(crate) fn fuse(graph: &mut Graph, function: &Function) {
 }
 
 /// The first attention of the graph: which nodes it takes the place of, and the node.
-fn find(graph: &Graph, function: &Function, masks: &mut Masks) -> Option<(Vec<usize>, Node)> {
+fn find(graph: &Graph, masks: &mut Masks) -> Option<(Vec<usize>, Node)> {
     let producer = graph.producers();
     let mut readers: HashMap<ValueId, Vec<usize>> = HashMap::new();
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -315,9 +315,10 @@ fn find(graph: &Graph, function: &Function, masks: &mut Masks) -> Option<(Vec<us
             readers.entry(id).or_default().push(i);
         }
     }
+    let kept: HashSet<ValueId> = graph.kept().collect();
     // The one node that reads a value, if it is one and the value is no output.
     let only_reader = |id: ValueId| match readers.get(&id).map(Vec::as_slice) {
-        Some([reader]) if !function.block.outputs.contains(&id) => Some(*reader),
+        Some([reader]) if !kept.contains(&id) => Some(*reader),
         _ => None,
     };
     (0..graph.nodes.len()).find_map(|i| candidate(graph, &producer, &only_reader, i, masks))

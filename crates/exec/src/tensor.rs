@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use half::f16;
 use kvbaton_kernels::rows::{self, Isa, Source};
-use kvbaton_memory::Bytes;
+use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::Package;
 use kvbaton_mil::program::{BlobRef, Constant, ConstantData, DataType};
 use rayon::prelude::*;
@@ -27,6 +27,8 @@ pub(crate) enum Data {
     Half(Arc<Vec<f16>>),
     /// fp16 or fp32 values of an input, where the caller keeps them.
     Given(Given),
+    /// fp16 values of a state.
+    State(Arc<Buffer>),
     /// Integers of up to 32 bits (unsigned 32-bit values wrap).
     Int(Arc<Vec<i32>>),
     /// Truth values.
@@ -189,6 +191,9 @@ impl Tensor {
             Data::Float(values) => Ok(Source::Singles(values)),
             Data::Half(values) => Ok(Source::Halves(values)),
             Data::Given(given) => Ok(given.source()),
+            Data::State(bytes) => {
+                Ok(Source::Halves(rows::as_halves(bytes).expect("a buffer starts on a page")))
+            }
             Data::Weights(w) => {
                 let bytes = w.package.blob_bytes(w.blob);
                 let aligned = "alignment checked in Tensor::constant";
@@ -240,12 +245,37 @@ impl Tensor {
                 Ok(Tensor::ints(self.dtype, self.shape.clone(), values))
             }
             Data::Bool(v) => Ok(Tensor::bools(self.shape.clone(), self.indices().map(|i| v[i]).collect())),
-            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) => {
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_) => {
                 let mut values = cx.pool.take(self.count());
                 self.copy_to(cx.isa, &mut values)?;
                 Ok(Tensor::floats(self.dtype, self.shape.clone(), values))
             }
         }
+    }
+
+    /// The same values in memory that no other tensor sees and where each has its own place: this tensor's, if it
+    /// has no other owner, or a copy.
+    pub(crate) fn into_exclusive(mut self, cx: &Context) -> Result<Tensor, String> {
+        let alone = match &mut self.data {
+            Data::Float(values) => Arc::get_mut(values).is_some(),
+            Data::State(bytes) => Arc::get_mut(bytes).is_some(),
+            Data::Int(values) => Arc::get_mut(values).is_some(),
+            Data::Bool(values) => Arc::get_mut(values).is_some(),
+            Data::Weights(_) | Data::Half(_) | Data::Given(_) => false,
+        };
+        let repeats = self.shape.iter().zip(&self.strides).any(|(d, s)| *d > 1 && *s == 0);
+        if alone && !repeats {
+            return Ok(self);
+        }
+        Ok(match &self.data {
+            Data::Int(_) => Tensor::ints(self.dtype, self.shape.clone(), self.int_values()?),
+            Data::Bool(_) => Tensor::bools(self.shape.clone(), self.bool_values()?),
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_) => {
+                let mut values = cx.pool.take(self.count());
+                self.copy_to(cx.isa, &mut values)?;
+                Tensor::floats(self.dtype, self.shape.clone(), values)
+            }
+        })
     }
 
     /// Stored positions of the view's elements, in order.
