@@ -32,7 +32,7 @@ pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
 pub use kvbaton_layout as layout;
 pub use kvbaton_mil as mil;
 pub use kvbaton_plan as plan;
-pub use prefill::{FunctionInfo, Logits, Prefill, Prefilled, choose_function};
+pub use prefill::{ChunkSink, FunctionInfo, Logits, Prefill, Prefilled, choose_function};
 pub use report::{HandoffReport, PathTaken, PrefillReport, Range, memcpy_share};
 pub use scan::{Finding, Scan, Unusual};
 pub use view::{CacheView, Tensor};

@@ -1,6 +1,8 @@
 //! Engines that run a package over a prompt.
 
-use kvbaton_layout::{Layout, ModelSpec};
+use std::ops::Range;
+
+use kvbaton_layout::{CacheSpec, Layout, ModelSpec};
 
 use crate::{CacheView, Error, ErrorKind, PrefillReport};
 
@@ -31,6 +33,14 @@ pub struct Prefilled {
     pub report: PrefillReport,
 }
 
+/// Told of rows that are final, while a prefill runs: a view that holds them, and their positions.
+///
+/// Every row of every layer is told of once, each layer's in order. The view may hold more rows than those; where it
+/// holds only some layers, its cache spec says that the others keep nothing ([`CacheSpec::only`]). It may be cloned
+/// and kept beyond the call: an engine that reuses its buffers leaves those alone that a view still holds. An error
+/// ends the prefill, and is what it returns.
+pub type ChunkSink<'a> = dyn FnMut(&CacheView, Range<i64>) -> Result<(), Error> + 'a;
+
 /// An engine that runs one package.
 ///
 /// Outputs may be leased: while a [`CacheView`] of an earlier prefill lives, an engine that reuses its buffers
@@ -44,6 +54,11 @@ pub trait Prefill: Send {
 
     /// What the package says of its model.
     fn model(&self) -> Option<&ModelSpec>;
+
+    /// What each layer of the cache keeps, where that is known before a prefill.
+    fn cache(&self) -> Option<&CacheSpec> {
+        self.model().map(|model| &model.cache)
+    }
 
     /// The layout of the cache it leaves.
     fn layout(&self) -> &Layout;
@@ -62,6 +77,21 @@ pub trait Prefill: Send {
     /// When the prompt is empty or too long, a token is not in the vocabulary, the program fails, or an earlier
     /// cache still holds the buffers.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error>;
+
+    /// Runs the prompt and tells `sink` of rows as soon as they are final: of all rows at once at the end, unless the
+    /// engine works in chunks.
+    ///
+    /// The cache that is returned holds all rows where the engine keeps them, and otherwise those of its last chunk:
+    /// its live rows say which.
+    ///
+    /// # Errors
+    ///
+    /// As [`Prefill::prefill`], and whatever `sink` returns.
+    fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
+        let done = self.prefill(tokens)?;
+        sink(&done.cache, 0..i64::try_from(done.cache.tokens_seen()).unwrap_or(i64::MAX))?;
+        Ok(done)
+    }
 }
 
 /// The shortest function that takes `tokens` tokens.

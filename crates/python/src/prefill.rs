@@ -44,7 +44,7 @@ impl NativePrefill {
         let cache: CacheSpec = serde_json::from_str(cache).map_err(|e| {
             to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
         })?;
-        let habits = Habits { row_align_bytes, ignores_backings, fails_at };
+        let habits = Habits { row_align_bytes, ignores_backings, fails_at, ..Habits::default() };
         let engine = FakePrefill::new(cache, &lengths, habits).map_err(to_python)?;
         Ok(NativePrefill(Mutex::new(Box::new(engine))))
     }
