@@ -20,6 +20,7 @@ mod prefill;
 mod recode;
 mod report;
 mod scan;
+pub mod verify;
 mod view;
 
 pub use compatible::{Waived, check_compatible};
