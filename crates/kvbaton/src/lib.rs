@@ -21,6 +21,7 @@ mod recode;
 mod report;
 mod scan;
 mod stream;
+pub mod verify;
 mod view;
 
 pub use compatible::{Waived, check_compatible};
