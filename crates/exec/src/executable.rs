@@ -236,8 +236,16 @@ impl Executable {
         }
         for node in &self.graph.nodes {
             let start = std::time::Instant::now();
-            let operands: Vec<Tensor> =
-                node.operands.iter().map(|o| operand(&mut values, o, &node.last_uses)).collect();
+            let operands: Vec<Tensor> = node
+                .operands
+                .iter()
+                .enumerate()
+                .map(|(i, o)| {
+                    // Of several uses, the last one takes the value.
+                    let again = node.operands[i + 1..].iter().any(|later| later.value() == o.value());
+                    operand(&mut values, o, if again { &[] } else { &node.last_uses })
+                })
+                .collect();
             let outputs = node.run(&self.context, function, operands).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: node.kind.clone(),
