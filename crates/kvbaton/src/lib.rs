@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod chunks;
 mod compatible;
 mod cpu;
 mod cut;
@@ -14,14 +15,17 @@ mod digest;
 mod dump;
 mod error;
 pub mod fake;
+mod functions;
 mod handoff;
 mod inputs;
 mod prefill;
 mod recode;
 mod report;
 mod scan;
+mod tensors;
 mod view;
 
+pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
 pub use digest::{DigestCache, weights_digest};
