@@ -21,6 +21,7 @@ from .errors import KvbatonError
 from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
 from .report import HandoffReport, PrefillReport
+from .verification import Thresholds, VerifyReport, verify
 
 __all__ = [
     "CacheView",
@@ -35,6 +36,8 @@ __all__ = [
     "PrefillReport",
     "PrefillResult",
     "Scan",
+    "Thresholds",
+    "VerifyReport",
     "__version__",
     "check_compatible",
     "errors",
@@ -42,5 +45,6 @@ __all__ = [
     "prefill_to_mlx",
     "to_coreml",
     "to_mlx",
+    "verify",
     "weights_digest",
 ]

@@ -206,8 +206,13 @@ impl Prefill for CpuPrefill {
         let inputs = inputs::build(&layout, &wanted, tokens, function.tokens)?;
         let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
         let start = Instant::now();
-        let outputs = executable.run(&inputs)?;
+        let mut state = executable.new_state()?;
+        let mut outputs = executable.run_with(&inputs, &mut state)?;
         let seconds = start.elapsed().as_secs_f64();
+        // A stateful program leaves its cache there.
+        for feature in executable.states() {
+            outputs.push((feature.name.clone(), state.array(&feature.name)?));
+        }
 
         let logits_name = self.layout.outputs.logits.clone();
         let mut tensors = Vec::new();

@@ -22,6 +22,7 @@ mod recode;
 mod report;
 mod scan;
 mod stream;
+pub mod verify;
 mod view;
 mod work;
 

@@ -93,6 +93,10 @@ impl Op for Concat {
         }])
     }
 
+    fn joins(&self, shapes: &[&[usize]]) -> Option<usize> {
+        is_float(self.dtype).then(|| self.shape(shapes).ok()).flatten().map(|(axis, _)| axis)
+    }
+
     fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {
         let axis = axis_of(self.axis, shapes.first()?.len()).ok()?;
         (is_float(self.dtype) && axis + 1 == shapes[0].len()).then(|| vec![Step::Concat])

@@ -20,8 +20,10 @@ mod reshape;
 mod select;
 mod shape;
 mod slice;
+mod slice_update;
 mod softmax;
 mod split;
+pub(crate) mod states;
 mod tile;
 mod transpose;
 
@@ -59,6 +61,11 @@ pub(crate) trait Op: Debug + Send + Sync {
     /// When the operation is not defined for such operands.
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason>;
 
+    /// As [`Op::eval`], for operands of which some have no other user: their memory can take the result.
+    fn eval_owned(&self, cx: &Context, operands: Vec<Tensor>) -> Result<Vec<Tensor>, Reason> {
+        self.eval(cx, &operands)
+    }
+
     /// The operation as steps of a row program, one for each result, if for operands of these shapes every row of a
     /// result depends on that row of the operands alone.
     fn by_rows(&self, _shapes: &[&[usize]]) -> Option<Vec<Step>> {
@@ -68,6 +75,11 @@ pub(crate) trait Op: Debug + Send + Sync {
     /// Whether it only shows the same rows under another outer shape.
     fn keeps_rows(&self, _shapes: &[&[usize]]) -> bool {
         false
+    }
+
+    /// The axis along which it puts its operands one after the other, if that is all it does.
+    fn joins(&self, _shapes: &[&[usize]]) -> Option<usize> {
+        None
     }
 
     /// The operation as a matrix product, for attention.
@@ -83,6 +95,16 @@ pub(crate) enum Operand {
     Fixed(Tensor),
 }
 
+impl Operand {
+    /// The value, if it is computed at run time.
+    pub(crate) fn value(&self) -> Option<ValueId> {
+        match self {
+            Operand::Value(id) => Some(*id),
+            Operand::Fixed(_) => None,
+        }
+    }
+}
+
 /// An operation as the package writes it, while it is being built.
 pub(crate) struct Form<'a> {
     pub(crate) package: &'a Arc<Package>,
@@ -92,6 +114,8 @@ pub(crate) struct Form<'a> {
     pub(crate) constants: &'a HashMap<ValueId, &'a Constant>,
     /// Values that were decompressed at load.
     pub(crate) decompressed: &'a HashMap<ValueId, Tensor>,
+    /// Values that stand for others: what `read_state` returns.
+    pub(crate) aliases: &'a HashMap<ValueId, Operand>,
     /// Operands asked for so far.
     pub(crate) operands: Vec<Operand>,
 }
@@ -115,25 +139,29 @@ impl<'a> Form<'a> {
         }
     }
 
-    fn push(&mut self, name: &str, argument: &Argument) -> Result<(), Reason> {
+    /// What an argument stands for.
+    fn resolve(&self, name: &str, argument: &Argument) -> Result<Operand, Reason> {
         let constant = match argument {
             Argument::Constant(c) => Some(c),
             Argument::Value(id) => self.constants.get(id).copied(),
         };
-        if let Argument::Value(id) = argument
-            && let Some(tensor) = self.decompressed.get(id)
-        {
-            self.operands.push(Operand::Fixed(tensor.clone()));
-            return Ok(());
+        if let Some(c) = constant {
+            let tensor = Tensor::constant(self.package, c);
+            let tensor = tensor.ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?;
+            return Ok(Operand::Fixed(tensor));
         }
-        let operand = match (constant, argument) {
-            (Some(c), _) => Operand::Fixed(
-                Tensor::constant(self.package, c)
-                    .ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?,
-            ),
-            (None, Argument::Value(id)) => Operand::Value(*id),
-            (None, Argument::Constant(_)) => return Err(format!("`{name}` is not handled")),
-        };
+        match argument {
+            Argument::Value(id) => Ok(match (self.decompressed.get(id), self.aliases.get(id)) {
+                (Some(tensor), _) => Operand::Fixed(tensor.clone()),
+                (None, Some(operand)) => operand.clone(),
+                (None, None) => Operand::Value(*id),
+            }),
+            Argument::Constant(_) => Err(format!("`{name}` is not handled")),
+        }
+    }
+
+    fn push(&mut self, name: &str, argument: &Argument) -> Result<(), Reason> {
+        let operand = self.resolve(name, argument)?;
         self.operands.push(operand);
         Ok(())
     }
@@ -328,6 +356,7 @@ const OPS: &[(&str, Builder)] = &[
     ("silu", elementary::build),
     ("sin", elementary::build),
     ("slice_by_index", slice::build),
+    ("slice_update", slice_update::build),
     ("softmax", softmax::build),
     ("split", split::build),
     ("sqrt", elementary::build),
@@ -341,7 +370,7 @@ const OPS: &[(&str, Builder)] = &[
 
 /// MIL's names of the operations the executor runs; `const` apart.
 pub fn supported_ops() -> impl Iterator<Item = &'static str> {
-    constexpr::names().chain(OPS.iter().map(|(name, _)| *name))
+    constexpr::names().chain(states::NAMES).chain(OPS.iter().map(|(name, _)| *name))
 }
 
 /// How to build the operation `kind`.
