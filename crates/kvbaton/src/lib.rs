@@ -25,7 +25,7 @@ mod view;
 
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
-pub use digest::{DigestCache, weights_digest};
+pub use digest::{DigestCache, files_digest, weights_digest};
 pub use dump::open_dump;
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
