@@ -67,7 +67,9 @@ def _ladder(document: Json) -> Markup:
         what = tag("div", place, class_="mono", id=f"where-{rung['name']}") if place else Markup("")
         figures = tag("div", _figures(rung), class_="soft")
         rows.append([name, mark, join([what, tag("div", note) if note else "", figures])])
-    return section("The ladder", table(["rung", "result", "where, why, how much"], rows), id_="ladder")
+    return section(
+        "The ladder", table(["rung", "result", "where, why, how much"], rows, stacks=True), id_="ladder"
+    )
 
 
 def _place(where: Json | None) -> str:
@@ -103,7 +105,9 @@ def _figures(rung: Json) -> str:
         "identical": "{} continuations identical",
         "ties": "{} prompts part at a near tie",
     }
-    parts += [form.format(rung[key]) for key, form in said.items() if rung.get(key) not in (None, "")]
+    rare = ("nan", "infinity", "overflow", "near_ties", "ties")
+    known = {key: rung[key] for key in said if rung.get(key) is not None and (key not in rare or rung[key])}
+    parts += [said[key].format(value) for key, value in known.items()]
     return "; ".join(parts)
 
 

@@ -198,7 +198,7 @@ impl Tally {
             self.unusual[kind] += 1;
             if self.broken.is_none() {
                 let place = Where::element(part, layer, index, found);
-                self.broken = Some((place, format!("a {part} of layer {layer} {what}")));
+                self.broken = Some((place, format!("an element of the {part} of layer {layer} {what}")));
             }
         }
     }
