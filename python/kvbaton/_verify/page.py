@@ -169,17 +169,22 @@ def _first_place(document: Json) -> Json | None:
 
 def _positions(document: Json) -> Markup:
     curves: dict[str, dict[int, float]] = {}
+    unbounded: set[int] = set()
     for _, rung in _of(document, "values"):
         for tensor, points in rung.get("positions", {}).items():
             curve = curves.setdefault(tensor, {})
             for position, error in points:
-                if error is not None:
+                if error is None:
+                    unbounded.add(position)
+                else:
                     curve[position] = max(curve.get(position, 0.0), error)
     series = [Series(name, _thin(sorted(c.items()))) for name, c in curves.items() if c]
     if not series:
         return Markup("")
     drawing = chart.lines(series, "position of the token", "error of a row", log_y=True)
     caption = "The largest relative error of a row over all layers and heads, and all prompts."
+    if unbounded:
+        caption += f" Not numbers: rows at {', '.join(map(str, sorted(unbounded)[:8]))}."
     return section("Error against position", figure(drawing, caption))
 
 
