@@ -12,7 +12,8 @@ from typing import Any
 from . import _native
 from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
-from .mlx import cache_addresses, copied_bytes, describe, make_caches, to_mlx
+from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
+from .prefill import Prefill
 from .report import HandoffReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
@@ -148,6 +149,13 @@ class MlxDecoder:
             handoff = to_mlx(CacheView(cache), self._model, tokens)
             self._caches, report = handoff.prompt_cache, handoff.report
         return json.dumps(report.to_dict())
+
+    def receive_streamed(self, prefill: _native.NativePrefill, tokens: Sequence[int]) -> tuple[str, str]:
+        """Prefills all tokens but the last and takes their rows over meanwhile; both reports as JSON."""
+        handoff = prefill_to_mlx(Prefill.of_native(prefill), tokens, self._model)
+        self._caches = handoff.prompt_cache
+        assert handoff.prefill is not None, "a prompt of one token is not prefilled"
+        return json.dumps(dataclasses.asdict(handoff.prefill)), json.dumps(handoff.report.to_dict())
 
     def verify(
         self,

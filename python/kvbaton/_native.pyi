@@ -33,7 +33,16 @@ class NativePrefill:
     def __init__(self, path: str | PathLike[str], threads: int = 0) -> None: ...
     @staticmethod
     def fake(
-        cache: str, lengths: list[int], row_align_bytes: int, ignores_backings: bool, fails_at: list[int]
+        cache: str,
+        lengths: list[int],
+        row_align_bytes: int,
+        ignores_backings: bool,
+        fails_at: list[int],
+        chunk_tokens: int,
+        by_layer: bool,
+        fails_after_pieces: int | None,
+        panics: bool,
+        token_seconds: float,
     ) -> NativePrefill: ...
     @property
     def engine(self) -> str: ...
@@ -41,8 +50,20 @@ class NativePrefill:
     def functions(self) -> list[tuple[str, int]]: ...
     @property
     def model(self) -> str | None: ...
+    @property
+    def cache(self) -> str | None: ...
     def prepare(self, tokens: int) -> None: ...
     def prefill(self, tokens: list[int]) -> tuple[NativeView, bytes | None, str]: ...
+    def prefill_into(
+        self,
+        tokens: list[int],
+        targets: list[tuple[str, Any, str]],
+        layout: str,
+        live: str,
+        cache: str,
+        on_overflow: str = "error",
+        threads: int = 0,
+    ) -> tuple[str, str]: ...
 
 def main(argv: list[str], host: Any) -> int: ...
 def weights_digest(folder: str | PathLike[str]) -> str: ...

@@ -138,6 +138,9 @@ pub(crate) struct Run {
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
+    /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

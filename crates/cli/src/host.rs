@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::{DType, ModelSpec};
 use kvbaton::verify::{Rung, Thresholds};
-use kvbaton::{CacheView, Error, HandoffReport};
+use kvbaton::{CacheView, Error, HandoffReport, PrefillReport, SharedPrefill};
 
 /// The Python side of the command line.
 pub trait Host {
@@ -85,6 +85,18 @@ pub trait Decoder {
     ///
     /// When the cache does not fit the model.
     fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error>;
+
+    /// Prefills all of `tokens` but the last, of which there is one at least, and takes the rows over while the
+    /// prefill runs.
+    ///
+    /// # Errors
+    ///
+    /// When the prefill fails, or its cache does not fit the model; nothing is taken over then.
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error>;
 
     /// Decodes at most `max_tokens` tokens after `remaining`, until the model ends its answer or `emit` says
     /// that it has seen enough.

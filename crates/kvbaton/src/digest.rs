@@ -83,7 +83,7 @@ pub fn files_digest(folder: &Path) -> Result<String, Error> {
 }
 
 /// The files that mlx-lm would load, sorted.
-fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = std::fs::read_dir(folder)
         .map_err(|e| model_error(format!("cannot read the folder `{}`: {e}", folder.display())))?;
     let mut files: Vec<PathBuf> = entries

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod chunks;
 mod compatible;
 mod cpu;
 mod cut;
@@ -14,15 +15,21 @@ mod digest;
 mod dump;
 mod error;
 pub mod fake;
+mod functions;
 mod handoff;
 mod inputs;
+mod machines;
 mod prefill;
 mod recode;
 mod report;
 mod scan;
+mod stream;
+mod tensors;
 pub mod verify;
 mod view;
+mod work;
 
+pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
 pub use digest::{DigestCache, files_digest, weights_digest};
@@ -31,9 +38,13 @@ pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
 pub use kvbaton_layout as layout;
+pub use kvbaton_memory::Bytes;
 pub use kvbaton_mil as mil;
 pub use kvbaton_plan as plan;
-pub use prefill::{FunctionInfo, Logits, Prefill, Prefilled, choose_function};
-pub use report::{HandoffReport, PathTaken, PrefillReport, Range, memcpy_share};
+pub use machines::{calibrated_file, machine, read_machine, shipped_machines, this_machine, write_machine};
+pub use prefill::{ChunkSink, FunctionInfo, Logits, Prefill, Prefilled, SharedPrefill, choose_function};
+pub use report::{HandoffReport, PathTaken, PrefillReport, Range, StreamReport, memcpy_share};
 pub use scan::{Finding, Scan, Unusual};
+pub use stream::{StreamOptions, Streamed, prefill_into};
 pub use view::{CacheView, Tensor};
+pub use work::{built_in_work, model_work};

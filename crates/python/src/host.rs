@@ -5,7 +5,7 @@ use std::path::Path;
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::ModelSpec;
 use kvbaton::verify::Rung;
-use kvbaton::{CacheView, Error, ErrorKind, HandoffReport};
+use kvbaton::{CacheView, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill};
 use kvbaton_cli::{
     Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
     VerifyRequest,
@@ -15,6 +15,7 @@ use pyo3::types::PyCFunction;
 use serde_json::{Map, Value};
 
 use crate::errors::from_python;
+use crate::prefill::NativePrefill;
 use crate::view::NativeView;
 
 /// A `kvbaton._host.Host`.
@@ -114,6 +115,20 @@ impl Decoder for PyDecoder {
     fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error> {
         let cache = cache.map(NativeView);
         parse(&call(&self.0, |d| d.call_method1("receive", (cache, tokens.to_vec())), text)?)
+    }
+
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error> {
+        let arguments = (NativePrefill(engine.clone()), tokens.to_vec());
+        let reports = call(
+            &self.0,
+            |d| d.call_method1("receive_streamed", arguments),
+            |reports| reports.extract::<(String, String)>(),
+        )?;
+        Ok((parse(&reports.0)?, parse(&reports.1)?))
     }
 
     fn generate(

@@ -1,12 +1,13 @@
 //! `kvbaton run`: the main job.
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
 use kvbaton::{
-    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Stated, Waived,
-    check_compatible, open_dump,
+    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, SharedPrefill, Stated,
+    Waived, check_compatible, open_dump,
 };
 use serde::Serialize;
 
@@ -72,19 +73,23 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     }
 
     let start = Instant::now();
-    let (view, prefill) = match producer {
-        Producer::Package(_) if prompt.is_empty() => (None, None),
-        Producer::Package(mut engine) => {
+    let (prefill, mut handoff) = match producer {
+        Producer::Package(_) if prompt.is_empty() => (None, decoder.receive(None, &tokens)?),
+        Producer::Package(mut engine) if verb.no_stream => {
             let prefilled = engine.prefill(prompt)?;
-            (Some(prefilled.cache), Some(prefilled.report))
+            (Some(prefilled.report), decoder.receive(Some(prefilled.cache), &tokens)?)
+        }
+        Producer::Package(engine) => {
+            let shared: SharedPrefill = Arc::new(Mutex::new(engine));
+            let (prefill, handoff) = decoder.receive_streamed(&shared, &tokens)?;
+            (Some(prefill), handoff)
         }
         Producer::Dump(stated) => {
             let (layout, model) = *stated;
             let view = open_dump(&verb.prefill, layout, model, dumped_rows(&verb.foreign, tokens.len()))?;
-            (Some(view), None)
+            (None, decoder.receive(Some(view), &tokens)?)
         }
     };
-    let mut handoff = decoder.receive(view, &tokens)?;
     let before_decode = start.elapsed().as_secs_f64();
     let remaining = tokens[tokens.len() - 1..].to_vec();
     let mut emit = |token: &crate::Token| {
@@ -279,6 +284,13 @@ fn summary(report: &Report) -> String {
             serde_json::to_value(h.path).ok().and_then(|p| p.as_str().map(str::to_owned)).unwrap_or_default(),
         ),
     ));
+    if let Some(streamed) = &h.streamed {
+        rows.push(row(
+            "  of it exposed",
+            h.exposed_seconds,
+            format!("{} pieces moved while the prefill ran", streamed.pieces),
+        ));
+    }
     rows.push(row(
         "first decode step",
         report.decode.first_step_seconds,
