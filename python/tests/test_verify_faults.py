@@ -148,7 +148,8 @@ def test_rows_shifted_by_one(models: Models, by: int, says: str) -> None:
     assert places(report, "bytes") == {"tensor": "key", "layer": 0, "head": 0, "row": 0, "lane": 0}
     for rung in ("bytes", "values"):
         note = report.rung(rung).note or ""
-        assert "rows of layer 0 are shifted" in note and says in note, report
+        assert "rows of layer 0 are shifted" in note, report
+        assert says in note, report
 
 
 def test_a_layer_never_filled(models: Models) -> None:

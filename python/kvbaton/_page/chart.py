@@ -34,8 +34,8 @@ def lines(
 ) -> Markup:
     """Curves over one pair of axes. On a logarithmic axis, values of zero and below stand at its lower end."""
     known = [(px, py) for s in series for px, py in s.points if py is not None and math.isfinite(py)]
-    if not known:
-        return tag("p", "Nothing to draw.", class_="soft")
+    if not known or (log_y and not any(py > 0 for _, py in known)):
+        return tag("p", "All zero." if known else "Nothing to draw.", class_="soft")
     across = _Axis([px for px, _ in known], _LEFT, _WIDTH - _RIGHT, log_x)
     up = _Axis(list(y_range) if y_range else [py for _, py in known], _HEIGHT - _BOTTOM, _TOP, log_y)
     parts = [_frame(across, up, x, y)]

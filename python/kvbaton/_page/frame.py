@@ -44,7 +44,9 @@ svg .line { fill: none; stroke-width: 2; }
 details { border-bottom: 1px solid var(--line); padding: .35rem 0; } summary { cursor: pointer; }
 @media (max-width: 40rem) {
   main { padding: .75rem .75rem 2rem; } h1 { font-size: 1.25rem; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; } svg text { font-size: 14px; } }
+  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; } svg text { font-size: 16px; }
+  .stacks thead { display: none; } .stacks td { display: block; border: 0; padding: .1rem 0; }
+  .stacks tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0; } }
 @media print {
   :root { color-scheme: light; --page: #fff; --ink: #000; --soft: #444; --line: #bbb; --panel: #fff;
     --good: #14733a; --warn: #7a5000; --bad: #a02018; --c0: #1f5fbf; --c1: #b3541e; --c2: #2b7a4b;

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 class Markup(str):
     """Text that is markup already."""
 
+    def __add__(self, other: str) -> Markup:
+        return Markup(str(self) + text(other))
+
 
 def text(value: object) -> Markup:
     """Escapes ``value``, unless it is markup."""
@@ -30,15 +33,27 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
     return Markup(f"<{name}{given}>{join(children)}</{name}>")
 
 
-def table(head: Sequence[object], rows: Iterable[Sequence[object]], numbers: Iterable[int] = ()) -> Markup:
-    """A table that scrolls by itself where it is wider than the page; columns in ``numbers`` stand right."""
+def table(
+    head: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    numbers: Iterable[int] = (),
+    stacks: bool = False,
+) -> Markup:
+    """A table that scrolls by itself where it is wider than the page; columns in ``numbers`` stand right.
+
+    One that ``stacks`` puts the cells of a row below each other on a phone.
+    """
     right = set(numbers)
 
     def cells(kind: str, row: Sequence[object]) -> Markup:
         return tag("tr", *(tag(kind, c, class_="n" if i in right else None) for i, c in enumerate(row)))
 
     body = tag("tbody", *(cells("td", row) for row in rows))
-    return tag("div", tag("table", tag("thead", cells("th", head)), body), class_="scroll")
+    return tag(
+        "div",
+        tag("table", tag("thead", cells("th", head)), body),
+        class_="scroll stacks" if stacks else "scroll",
+    )
 
 
 def facts(pairs: Iterable[tuple[object, object]]) -> Markup:

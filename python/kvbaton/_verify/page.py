@@ -67,7 +67,9 @@ def _ladder(document: Json) -> Markup:
         what = tag("div", place, class_="mono", id=f"where-{rung['name']}") if place else Markup("")
         figures = tag("div", _figures(rung), class_="soft")
         rows.append([name, mark, join([what, tag("div", note) if note else "", figures])])
-    return section("The ladder", table(["rung", "result", "where, why, how much"], rows), id_="ladder")
+    return section(
+        "The ladder", table(["rung", "result", "where, why, how much"], rows, stacks=True), id_="ladder"
+    )
 
 
 def _place(where: Json | None) -> str:
@@ -103,7 +105,9 @@ def _figures(rung: Json) -> str:
         "identical": "{} continuations identical",
         "ties": "{} prompts part at a near tie",
     }
-    parts += [form.format(rung[key]) for key, form in said.items() if rung.get(key) not in (None, "")]
+    rare = ("nan", "infinity", "overflow", "near_ties", "ties")
+    known = {key: rung[key] for key in said if rung.get(key) is not None and (key not in rare or rung[key])}
+    parts += [said[key].format(value) for key, value in known.items()]
     return "; ".join(parts)
 
 
@@ -165,17 +169,22 @@ def _first_place(document: Json) -> Json | None:
 
 def _positions(document: Json) -> Markup:
     curves: dict[str, dict[int, float]] = {}
+    unbounded: set[int] = set()
     for _, rung in _of(document, "values"):
         for tensor, points in rung.get("positions", {}).items():
             curve = curves.setdefault(tensor, {})
             for position, error in points:
-                if error is not None:
+                if error is None:
+                    unbounded.add(position)
+                else:
                     curve[position] = max(curve.get(position, 0.0), error)
     series = [Series(name, _thin(sorted(c.items()))) for name, c in curves.items() if c]
     if not series:
         return Markup("")
     drawing = chart.lines(series, "position of the token", "error of a row", log_y=True)
     caption = "The largest relative error of a row over all layers and heads, and all prompts."
+    if unbounded:
+        caption += f" Not numbers: rows at {', '.join(map(str, sorted(unbounded)[:8]))}."
     return section("Error against position", figure(drawing, caption))
 
 

@@ -89,7 +89,7 @@ def teacher_forced_rung(walk: Walk, thresholds: Thresholds) -> Rung:
     if failed:
         note = (
             f"{len(wrong)} of {steps} tokens differ by more than a near tie, the first at step {wrong[0]}: "
-            f"margin {walk.steps[wrong[0]].margin:.4g}"
+            f"{_preference(walk.steps[wrong[0]])}"
         )
     return {
         "name": "teacher_forced",
@@ -123,10 +123,7 @@ def free_running_rung(walk: Walk, thresholds: Thresholds, text: Text | None) -> 
     if found is None:
         return rung
     both = {"reference": found.step.token, "candidate": found.step.candidate}
-    rung["note"] = (
-        f"token {found.index} differs: the reference prefers its own by {found.step.margin:.4g}"
-        f"{', a near tie' if tie else ''}"
-    )
+    rung["note"] = f"token {found.index} differs: {_preference(found.step)}{', a near tie' if tie else ''}"
     rung["first_difference"] = {
         "step": found.index,
         "position": walk.position + found.index,
@@ -138,6 +135,12 @@ def free_running_rung(walk: Walk, thresholds: Thresholds, text: Text | None) -> 
         "text": None if text is None else _around(walk, found.index, text),
     }
     return rung
+
+
+def _preference(step: Step) -> str:
+    if not math.isfinite(step.margin):
+        return "logits are not numbers"
+    return f"the reference prefers its own by {step.margin:.4g}"
 
 
 def _around(walk: Walk, index: int, text: Text) -> dict[str, str]:

@@ -108,6 +108,7 @@ impl Tally {
             let (row, error) =
                 self.rows_of(part, head, sums.expected_norm(found.rows.len()), expected, found);
             let norm_error = (d.norm_ratio - 1.0).abs();
+            let norm_error = if norm_error.is_nan() { f64::INFINITY } else { norm_error };
             // A cosine that is not a number is as bad as none.
             let cosine = if d.cosine.is_nan() { 0.0 } else { d.cosine };
             self.cosine = self.cosine.min(cosine);
@@ -115,7 +116,7 @@ impl Tally {
             self.row_error = self.row_error.max(error);
             let t = &self.thresholds;
             let bad = cosine < t.min_cosine || norm_error > t.max_norm_error || error > t.max_row_error;
-            if (bad || norm_error.is_nan()) && (wrong.is_none() || error > worst.0) {
+            if bad && (wrong.is_none() || error > worst.0) {
                 wrong = Some((head, row));
                 worst = (error, row);
             }
@@ -198,7 +199,7 @@ impl Tally {
             self.unusual[kind] += 1;
             if self.broken.is_none() {
                 let place = Where::element(part, layer, index, found);
-                self.broken = Some((place, format!("a {part} of layer {layer} {what}")));
+                self.broken = Some((place, format!("an element of the {part} of layer {layer} {what}")));
             }
         }
     }
