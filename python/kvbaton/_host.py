@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
+import importlib.metadata
 import json
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +18,10 @@ from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
 from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
 from .prefill import Prefill
-from .report import HandoffReport
+from .report import HandoffReport, PrefillReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
@@ -62,6 +67,20 @@ class Host:
         except ExportError as error:
             raise _from_export(error) from error
         return json.dumps(dataclasses.asdict(report), default=str)
+
+    def page(self, name: str, document: str) -> str:
+        """A report as a page."""
+        from . import _bench_page
+
+        return _bench_page.render(name, json.loads(document))
+
+    def versions(self) -> str:
+        """Versions of the libraries that run models, as JSON."""
+        found = {"python": platform.python_version()}
+        for library in ("mlx", "mlx-lm", "coremltools", "numpy"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[library] = importlib.metadata.version(library)
+        return json.dumps(found)
 
     def compare_prefill(self, folder: Path, tokens: int, threads: int) -> str:
         """Times MLX's own prefill of a model; rows as JSON."""
@@ -137,6 +156,29 @@ class MlxDecoder:
         self._caches = handoff.prompt_cache
         assert handoff.prefill is not None, "a prompt of one token is not prefilled"
         return json.dumps(dataclasses.asdict(handoff.prefill)), json.dumps(handoff.report.to_dict())
+
+    def prefill(self, tokens: Sequence[int]) -> str:
+        """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
+        mx = self._mx
+        self._caches = make_caches(self._model)
+        count = len(tokens) - 1
+        start = time.perf_counter()
+        for first in range(0, count, _PREFILL_STEP):
+            piece = mx.array([list(tokens[first : min(first + _PREFILL_STEP, count)])])
+            self._model(piece, cache=self._caches)
+            # The logits are never evaluated, as in mlx-lm.
+            mx.eval([c.state for c in self._caches])
+            mx.clear_cache()
+        seconds = time.perf_counter() - start
+        report = PrefillReport(self.engine, "mlx-lm", count, seconds, count / seconds)
+        return json.dumps(dataclasses.asdict(report))
+
+    def forget(self, memory: bool) -> None:
+        """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        self._caches = []
+        gc.collect()
+        if memory:
+            self._mx.clear_cache()
 
     def generate(
         self, remaining: Sequence[int], max_tokens: int, temperature: float

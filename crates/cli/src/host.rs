@@ -36,6 +36,20 @@ pub trait Host {
     /// When the model cannot be loaded.
     fn compare_prefill(&self, request: &PrefillComparison) -> Result<Vec<PrefillRow>, Error>;
 
+    /// A page of a report: `name` says which, `document` is what `--json` prints.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such page.
+    fn page(&self, name: &str, document: &serde_json::Value) -> Result<String, Error>;
+
+    /// Versions of the libraries that run models, by name.
+    ///
+    /// # Errors
+    ///
+    /// When Python cannot be asked.
+    fn versions(&self) -> Result<std::collections::BTreeMap<String, String>, Error>;
+
     /// Whether the user has asked to stop.
     fn interrupted(&self) -> bool;
 }
@@ -82,6 +96,17 @@ pub trait Decoder {
         engine: &SharedPrefill,
         tokens: &[u32],
     ) -> Result<(PrefillReport, HandoffReport), Error>;
+
+    /// Prefills all of `tokens` but the last, of which there is one at least, by itself: nothing is handed over.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error>;
+
+    /// Lets go of the cache. With `memory`, also of the memory that was kept for the next one: its pages are then
+    /// new.
+    fn forget(&mut self, memory: bool);
 
     /// Decodes at most `max_tokens` tokens after `remaining`, until the model ends its answer or `emit` says
     /// that it has seen enough.

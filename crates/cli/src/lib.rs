@@ -50,6 +50,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Verb::Export(verb) => commands::export::run(&verb, host, &printer),
         Verb::Layouts(verb) => commands::layouts::run(&verb, host, &printer),
         Verb::Bench(verb) => commands::bench::run(&verb, host, &printer),
+        Verb::Calibrate(verb) => commands::calibrate::run(&verb, host, &printer),
+        Verb::Plan(verb) => commands::plan::run(&verb, host, &printer),
     };
     match result {
         Ok(()) => 0,

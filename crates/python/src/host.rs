@@ -85,6 +85,15 @@ impl Host for PyHost {
         parse(&call(&self.0, |host| host.call_method1("compare_prefill", arguments), text)?)
     }
 
+    fn page(&self, name: &str, document: &Value) -> Result<String, Error> {
+        let document = document.to_string();
+        call(&self.0, |host| host.call_method1("page", (name, document)), text)
+    }
+
+    fn versions(&self) -> Result<std::collections::BTreeMap<String, String>, Error> {
+        parse(&call(&self.0, |host| host.call_method0("versions"), text)?)
+    }
+
     fn interrupted(&self) -> bool {
         Python::attach(|py| py.check_signals().is_err())
     }
@@ -119,6 +128,14 @@ impl Decoder for PyDecoder {
             |reports| reports.extract::<(String, String)>(),
         )?;
         Ok((parse(&reports.0)?, parse(&reports.1)?))
+    }
+
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error> {
+        parse(&call(&self.0, |d| d.call_method1("prefill", (tokens.to_vec(),)), text)?)
+    }
+
+    fn forget(&mut self, memory: bool) {
+        let _ = call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()));
     }
 
     fn generate(
