@@ -6,15 +6,12 @@ from typing import Any
 
 from ._page import Bar, Markup, Series, chart, figure, page, section, stacked
 from ._page.markup import facts, table, tag
-from .errors import UsageError
 
 Json = dict[str, Any]
 
 
-def render(name: str, document: Json) -> str:
+def render(document: Json) -> str:
     """The document of ``kvbaton bench run --json`` as one self-contained page."""
-    if name != "bench-run":
-        raise UsageError(f"there is no page `{name}`", fields={"name": name})
     rows = document["rows"]
     return page(
         "kvbaton bench run",

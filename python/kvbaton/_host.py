@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
-import importlib.metadata
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -68,25 +65,36 @@ class Host:
             raise _from_export(error) from error
         return json.dumps(dataclasses.asdict(report), default=str)
 
-    def page(self, name: str, document: str) -> str:
-        """A report as a page."""
-        from . import _bench_page
-
-        return _bench_page.render(name, json.loads(document))
-
-    def versions(self) -> str:
-        """Versions of the libraries that run models, as JSON."""
-        found = {"python": platform.python_version()}
-        for library in ("mlx", "mlx-lm", "coremltools", "numpy"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[library] = importlib.metadata.version(library)
-        return json.dumps(found)
-
     def compare_prefill(self, folder: Path, tokens: int, threads: int) -> str:
         """Times MLX's own prefill of a model; rows as JSON."""
         from ._compare import compare_prefill
 
         return json.dumps(compare_prefill(Path(folder), tokens, threads))
+
+    def page(self, document: str) -> str:
+        """A report as one HTML page."""
+        from ._verify.page import render
+
+        return render(json.loads(document))
+
+    def bench_page(self, document: str) -> str:
+        """A bench's report as one HTML page."""
+        from . import _bench_page
+
+        return _bench_page.render(json.loads(document))
+
+    def versions(self) -> str:
+        """Versions of what decodes, as JSON."""
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {"python": platform.python_version(), "platform": platform.platform()}
+        for name in ("mlx", "mlx-lm", "numpy"):
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                found[name] = "unknown"
+        return json.dumps(found)
 
 
 class MlxDecoder:
@@ -179,6 +187,40 @@ class MlxDecoder:
         gc.collect()
         if memory:
             self._mx.clear_cache()
+
+    def verify(
+        self,
+        cache: _native.NativeView | None,
+        reference: _native.NativeView | None,
+        tokens: Sequence[int],
+        options: str,
+    ) -> str:
+        """All rungs of one prompt, as JSON: what ``cache`` makes the model say, against what ``reference``
+        does, or the model's own prefill. Without a cache, as of a prompt of one token, from empty ones."""
+        from ._verify.ladder import Caches, HandedOver, Job, Side, climb, prefill_mlx
+        from ._verify.rungs import Thresholds
+
+        chosen = json.loads(options)
+        model = self._model
+        source = None if cache is None else CacheView(cache)
+        expected: Side
+        if reference is None:
+            expected = Caches(prefill_mlx(model, tokens[:-1]), model, tokens, own=True)
+        else:
+            expected = HandedOver(CacheView(reference), model, tokens)
+        found: Side = Caches(make_caches(model), model, tokens)
+        if source is not None:
+            found = HandedOver(source, model, tokens, through=True)
+        tokenizer = self._tokenizer
+        job = Job(
+            model=model,
+            thresholds=Thresholds(**chosen["thresholds"]),
+            max_tokens=chosen["max_tokens"],
+            source=source,
+            ends=frozenset(getattr(tokenizer, "eos_token_ids", None) or ()),
+            text=None if tokenizer is None else lambda run: str(tokenizer.decode(list(run))),
+        )
+        return json.dumps(climb(expected, found, job))
 
     def generate(
         self, remaining: Sequence[int], max_tokens: int, temperature: float

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::{DType, ModelSpec};
+use kvbaton::verify::{Rung, Thresholds};
 use kvbaton::{CacheView, Error, HandoffReport, PrefillReport, SharedPrefill};
 
 /// The Python side of the command line.
@@ -36,19 +37,26 @@ pub trait Host {
     /// When the model cannot be loaded.
     fn compare_prefill(&self, request: &PrefillComparison) -> Result<Vec<PrefillRow>, Error>;
 
-    /// A page of a report: `name` says which, `document` is what `--json` prints.
+    /// A report as one self-contained HTML page.
     ///
     /// # Errors
     ///
-    /// When there is no such page.
-    fn page(&self, name: &str, document: &serde_json::Value) -> Result<String, Error>;
+    /// When the document lacks something that the page shows.
+    fn page(&self, document: &serde_json::Value) -> Result<String, Error>;
 
-    /// Versions of the libraries that run models, by name.
+    /// Names and versions of what decodes.
     ///
     /// # Errors
     ///
-    /// When Python cannot be asked.
-    fn versions(&self) -> Result<std::collections::BTreeMap<String, String>, Error>;
+    /// When it is not installed.
+    fn versions(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
+
+    /// The report of a bench as one self-contained HTML page.
+    ///
+    /// # Errors
+    ///
+    /// When the document lacks something that the page shows.
+    fn bench_page(&self, document: &serde_json::Value) -> Result<String, Error>;
 
     /// Whether the user has asked to stop.
     fn interrupted(&self) -> bool;
@@ -121,6 +129,28 @@ pub trait Decoder {
         temperature: f64,
         emit: &mut dyn FnMut(&Token) -> bool,
     ) -> Result<Generated, Error>;
+
+    /// Hands a cache over and compares: bytes with the source, everything else with the reference.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails. What a rung finds is no error.
+    fn verify(&mut self, request: VerifyRequest) -> Result<Vec<Rung>, Error>;
+}
+
+/// A prompt's cache to verify.
+#[derive(Debug)]
+pub struct VerifyRequest {
+    /// What the producer left of all tokens but the last; nothing of a prompt of one token.
+    pub cache: Option<CacheView>,
+    /// What to compare with; the decoder's own prefill when absent.
+    pub reference: Option<CacheView>,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens of the reference's continuation.
+    pub max_tokens: usize,
+    /// What is still a pass.
+    pub thresholds: Thresholds,
 }
 
 /// One decoded token.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod chunks;
 mod compatible;
 mod cpu;
 mod cut;
@@ -14,6 +15,7 @@ mod digest;
 mod dump;
 mod error;
 pub mod fake;
+mod functions;
 mod handoff;
 mod inputs;
 mod machines;
@@ -22,13 +24,15 @@ mod recode;
 mod report;
 mod scan;
 mod stream;
+mod tensors;
 pub mod verify;
 mod view;
 mod work;
 
+pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
-pub use digest::{DigestCache, weights_digest};
+pub use digest::{DigestCache, files_digest, weights_digest};
 pub use dump::open_dump;
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};

@@ -107,14 +107,27 @@ pub fn choose_function(functions: &[FunctionInfo], tokens: usize) -> Result<&Fun
     if tokens == 0 {
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens"));
     }
-    functions.iter().find(|f| f.tokens >= tokens).ok_or_else(|| {
-        let longest = functions.last().map_or(0, |f| f.tokens);
+    functions
+        .iter()
+        .find(|f| f.tokens >= tokens)
+        .ok_or_else(|| too_long(tokens, functions.last().map_or(0, |f| f.tokens), None))
+}
+
+/// More tokens than the longest function takes, and than the largest context holds.
+pub(crate) fn too_long(tokens: usize, longest: usize, context: Option<usize>) -> Error {
+    let error = |limit: String| {
         Error::new(
             ErrorKind::PromptTooLong,
-            format!("{tokens} tokens are to be prefilled, the package's longest function takes {longest}"),
+            format!("{tokens} tokens are to be prefilled, the package's {limit}"),
         )
-        .hint(format!("shorten the prompt, or export with --buckets {}", tokens.next_power_of_two()))
         .field("tokens", tokens)
-        .field("longest_function", longest)
-    })
+    };
+    match context {
+        None => error(format!("longest function takes {longest}"))
+            .hint(format!("shorten the prompt, or export with --context {}", tokens.next_power_of_two()))
+            .field("longest_function", longest),
+        Some(context) => error(format!("largest context holds {context}"))
+            .hint(format!("shorten the prompt, or export with --context {}", tokens.next_power_of_two()))
+            .field("context", context),
+    }
 }

@@ -4,13 +4,15 @@ use std::path::Path;
 
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::ModelSpec;
+use kvbaton::verify::Rung;
 use kvbaton::{CacheView, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill};
 use kvbaton_cli::{
     Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+    VerifyRequest,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::errors::from_python;
 use crate::prefill::NativePrefill;
@@ -85,12 +87,15 @@ impl Host for PyHost {
         parse(&call(&self.0, |host| host.call_method1("compare_prefill", arguments), text)?)
     }
 
-    fn page(&self, name: &str, document: &Value) -> Result<String, Error> {
-        let document = document.to_string();
-        call(&self.0, |host| host.call_method1("page", (name, document)), text)
+    fn bench_page(&self, document: &Value) -> Result<String, Error> {
+        call(&self.0, |host| host.call_method1("bench_page", (document.to_string(),)), text)
     }
 
-    fn versions(&self) -> Result<std::collections::BTreeMap<String, String>, Error> {
+    fn page(&self, document: &Value) -> Result<String, Error> {
+        call(&self.0, |host| host.call_method1("page", (document.to_string(),)), text)
+    }
+
+    fn versions(&self) -> Result<Map<String, Value>, Error> {
         parse(&call(&self.0, |host| host.call_method0("versions"), text)?)
     }
 
@@ -168,6 +173,18 @@ impl Decoder for PyDecoder {
             }
         }
     }
+
+    fn verify(&mut self, request: VerifyRequest) -> Result<Vec<Rung>, Error> {
+        let options = verify_options(&request);
+        let (cache, reference) = (request.cache.map(NativeView), request.reference.map(NativeView));
+        let arguments = (cache, reference, request.tokens, options);
+        parse(&call(&self.0, |d| d.call_method1("verify", arguments), text)?)
+    }
+}
+
+/// What `MlxDecoder.verify` reads.
+fn verify_options(request: &VerifyRequest) -> String {
+    serde_json::json!({"max_tokens": request.max_tokens, "thresholds": request.thresholds}).to_string()
 }
 
 fn generated(summary: &str) -> Result<Generated, Error> {

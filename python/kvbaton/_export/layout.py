@@ -68,9 +68,7 @@ def kv_groups(
     elif kv_outputs == "grouped":
         size = max(1, SURFACE_ROWS // (config.kv_heads * rows))
         groups = [
-            tuple(layers[start : start + size])
-            for _, layers in held
-            for start in range(0, len(layers), size)
+            tuple(layers[start : start + size]) for _, layers in held for start in range(0, len(layers), size)
         ]
     else:
         raise ExportError(

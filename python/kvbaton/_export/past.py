@@ -154,9 +154,7 @@ class States(_Positioned):
         self, config: ModelConfig, rows: int, context: int, groups: list[KvGroup], inputs: dict[str, Var]
     ) -> None:
         super().__init__(rows, context, inputs["position"])
-        self.places = {
-            layer: (group, index) for group in groups for index, layer in enumerate(group.layers)
-        }
+        self.places = {layer: (group, index) for group in groups for index, layer in enumerate(group.layers)}
         self.windows = {
             layer: config.windows.size if config.windows and config.has_window(layer) else None
             for layer in self.places

@@ -99,11 +99,15 @@ class HandedOver(Side):
 
 @dataclass
 class Caches(Side):
-    """Caches of the decoder's own, which the caller has filled. They are copied, never written."""
+    """Caches of the decoder's own, which the caller has filled.
+
+    They are copied, never written, unless they are this side's ``own``: then they can be started from once.
+    """
 
     caches: Sequence[Any]
     model: Any | None
     tokens: Sequence[int] | None
+    own: bool = False
 
     def view(self) -> CacheView:
         """Their live rows."""
@@ -114,7 +118,8 @@ class Caches(Side):
         """Copies of them, and the tokens that they have not seen."""
         seen = from_mlx(self.caches, self.model, tokens_seen=self._seen_by_tokens()).tokens_seen
         assert self.tokens is not None
-        return Start(copy.deepcopy(list(self.caches)), list(self.tokens)[seen:], seen)
+        caches = list(self.caches) if self.own else copy.deepcopy(list(self.caches))
+        return Start(caches, list(self.tokens)[seen:], seen)
 
     def _seen_by_tokens(self) -> int | None:
         """Recurrent states alone do not count tokens: all but the last are taken to be seen."""

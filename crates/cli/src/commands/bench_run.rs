@@ -1,6 +1,5 @@
 //! `kvbaton bench run`: the whole path, in its parts.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvbaton::bench::Machine;
@@ -9,7 +8,7 @@ use serde::Serialize;
 
 use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
-use super::page::write_page;
+use super::verify::write_whole;
 use crate::Host;
 use crate::args::BenchRun;
 use crate::host::DecoderRequest;
@@ -30,7 +29,7 @@ const MEMCPY_BYTES: usize = 256 << 20;
 #[derive(Serialize)]
 struct Document {
     machine: Machine,
-    versions: BTreeMap<String, String>,
+    versions: serde_json::Map<String, serde_json::Value>,
     prefill_engine: String,
     decode_engine: String,
     prefill: String,
@@ -133,7 +132,9 @@ pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -
         rows,
     };
     if let Some(file) = &verb.report {
-        write_page(host, "bench-run", &document, file)?;
+        let value =
+            serde_json::to_value(&document).map_err(|e| Error::new(ErrorKind::Internal, e.to_string()))?;
+        write_whole(file, &host.bench_page(&value)?)?;
     }
     if printer.is_json() {
         printer.document(&document);

@@ -7,10 +7,10 @@ pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod layouts;
 pub(crate) mod measure;
-pub(crate) mod page;
 pub(crate) mod plan;
 pub(crate) mod routes;
 pub(crate) mod run;
+pub(crate) mod verify;
 
 use std::path::Path;
 

@@ -85,7 +85,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     check_flags(verb)?;
     let mut producer = producer(verb, host)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-    check_models(verb, producer.model(), host, waived)?;
+    check_models(producer.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
     let tokens = prompt_tokens(&verb.prompt, &*decoder, verb.ignore_chat_template)?;
@@ -223,7 +223,7 @@ fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
 }
 
 /// What a folder says of its model, its weights' digest included.
-fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
+pub(super) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
     let digest = DigestCache::of_user().weights_digest(folder)?;
     Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
 }
@@ -248,22 +248,22 @@ fn check_flags(verb: &Run) -> Result<(), Error> {
 }
 
 /// The package and the decoder must be of one model, before anything heavy is loaded.
-fn check_models(
-    verb: &Run,
+pub(super) fn check_models(
     package: Option<&ModelSpec>,
+    decode: &Path,
+    source_model: Option<&Path>,
     host: &dyn Host,
     waived: Waived,
 ) -> Result<(), Error> {
     let Some(package) = package else { return Ok(()) };
-    let decoder = host.model_spec(&verb.decode)?;
+    let decoder = host.model_spec(decode)?;
     // Geometry first: its errors say more than a digest does.
     check_compatible(package, &decoder, Waived { weights: true })?;
     if waived.weights {
         return Ok(());
     }
     let digests = DigestCache::of_user();
-    let folder = verb.source_model.as_ref().unwrap_or(&verb.decode);
-    let digest = digests.weights_digest(folder)?;
+    let digest = digests.weights_digest(source_model.unwrap_or(decode))?;
     check_compatible(package, &ModelSpec { weights_digest: Some(digest), ..decoder }, waived)
 }
 
@@ -300,7 +300,7 @@ fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
 }
 
 /// The prompt's own length in an error that speaks of the tokens to be prefilled.
-fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
+pub(super) fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
     if error.kind() != ErrorKind::PromptTooLong {
         return error;
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::rows::PartRows;
+use crate::{Error, ErrorKind};
 
 /// A rung of the ladder, lowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -191,6 +192,25 @@ pub struct Thresholds {
     /// The smallest share of steps of a prompt at which the likeliest token is the reference's, or nearly tied with
     /// it.
     pub min_agreement: f64,
+}
+
+impl Thresholds {
+    /// Refuses what is no threshold, by its name in JSON.
+    ///
+    /// # Errors
+    ///
+    /// When a value is negative or not a number.
+    pub fn check(&self) -> Result<(), Error> {
+        let named = serde_json::to_value(self).unwrap_or_default();
+        for (name, value) in named.as_object().into_iter().flatten() {
+            // JSON has no infinities: they come out as null.
+            if !value.as_f64().is_some_and(|v| v >= 0.0) {
+                let message = format!("{name} must be a number that is not negative");
+                return Err(Error::new(ErrorKind::Usage, message).field("name", name.clone()));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Default for Thresholds {
