@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +15,10 @@ from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
 from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
 from .prefill import Prefill
-from .report import HandoffReport
+from .report import HandoffReport, PrefillReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
@@ -74,6 +76,12 @@ class Host:
         from ._verify.page import render
 
         return render(json.loads(document))
+
+    def bench_page(self, document: str) -> str:
+        """A bench's report as one HTML page."""
+        from . import _bench_page
+
+        return _bench_page.render(json.loads(document))
 
     def versions(self) -> str:
         """Versions of what decodes, as JSON."""
@@ -156,6 +164,29 @@ class MlxDecoder:
         self._caches = handoff.prompt_cache
         assert handoff.prefill is not None, "a prompt of one token is not prefilled"
         return json.dumps(dataclasses.asdict(handoff.prefill)), json.dumps(handoff.report.to_dict())
+
+    def prefill(self, tokens: Sequence[int]) -> str:
+        """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
+        mx = self._mx
+        self._caches = make_caches(self._model)
+        count = len(tokens) - 1
+        start = time.perf_counter()
+        for first in range(0, count, _PREFILL_STEP):
+            piece = mx.array([list(tokens[first : min(first + _PREFILL_STEP, count)])])
+            self._model(piece, cache=self._caches)
+            # The logits are never evaluated, as in mlx-lm.
+            mx.eval([c.state for c in self._caches])
+            mx.clear_cache()
+        seconds = time.perf_counter() - start
+        report = PrefillReport(self.engine, "mlx-lm", count, seconds, count / seconds)
+        return json.dumps(dataclasses.asdict(report))
+
+    def forget(self, memory: bool) -> None:
+        """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        self._caches = []
+        gc.collect()
+        if memory:
+            self._mx.clear_cache()
 
     def verify(
         self,

@@ -51,6 +51,13 @@ pub trait Host {
     /// When it is not installed.
     fn versions(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
 
+    /// The report of a bench as one self-contained HTML page.
+    ///
+    /// # Errors
+    ///
+    /// When the document lacks something that the page shows.
+    fn bench_page(&self, document: &serde_json::Value) -> Result<String, Error>;
+
     /// Whether the user has asked to stop.
     fn interrupted(&self) -> bool;
 }
@@ -97,6 +104,17 @@ pub trait Decoder {
         engine: &SharedPrefill,
         tokens: &[u32],
     ) -> Result<(PrefillReport, HandoffReport), Error>;
+
+    /// Prefills all of `tokens` but the last, of which there is one at least, by itself: nothing is handed over.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error>;
+
+    /// Lets go of the cache. With `memory`, also of the memory that was kept for the next one: its pages are then
+    /// new.
+    fn forget(&mut self, memory: bool);
 
     /// Decodes at most `max_tokens` tokens after `remaining`, until the model ends its answer or `emit` says
     /// that it has seen enough.

@@ -87,6 +87,10 @@ impl Host for PyHost {
         parse(&call(&self.0, |host| host.call_method1("compare_prefill", arguments), text)?)
     }
 
+    fn bench_page(&self, document: &Value) -> Result<String, Error> {
+        call(&self.0, |host| host.call_method1("bench_page", (document.to_string(),)), text)
+    }
+
     fn page(&self, document: &Value) -> Result<String, Error> {
         call(&self.0, |host| host.call_method1("page", (document.to_string(),)), text)
     }
@@ -129,6 +133,14 @@ impl Decoder for PyDecoder {
             |reports| reports.extract::<(String, String)>(),
         )?;
         Ok((parse(&reports.0)?, parse(&reports.1)?))
+    }
+
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error> {
+        parse(&call(&self.0, |d| d.call_method1("prefill", (tokens.to_vec(),)), text)?)
+    }
+
+    fn forget(&mut self, memory: bool) {
+        let _ = call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()));
     }
 
     fn generate(

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
+use kvbaton::plan::route::{Route, RouteEstimate};
 use kvbaton::{
     CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, SharedPrefill, Stated,
     Waived, check_compatible, open_dump,
 };
 use serde::Serialize;
 
+use super::routes::{self, Question, named_machine, prefill_package, subject};
 use super::{layout, need_host, read_text};
 use crate::Host;
-use crate::args::{Different, Foreign, Prompt, Run};
+use crate::args::{Different, Foreign, Prompt, RouteChoice, Run};
 use crate::host::{Decoder, DecoderRequest, Generated};
 use crate::printer::{Printer, bytes, seconds, table};
 
@@ -29,7 +31,30 @@ struct Report {
     handoff: HandoffReport,
     decode: DecodeReport,
     time_to_first_token_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<Decision>,
     allowed_different: Vec<&'static str>,
+}
+
+/// The route that was picked, what it was to cost, and what it did.
+#[derive(Serialize)]
+struct Decision {
+    pick: Route,
+    reason: String,
+    machine: serde_json::Value,
+    estimated: Vec<RouteEstimate>,
+    measured: Cost,
+}
+
+/// What a route did, under the names of its estimate.
+#[derive(Default, Serialize)]
+struct Cost {
+    prefill_seconds: f64,
+    exposed_seconds: f64,
+    first_step_seconds: f64,
+    decode_seconds: f64,
+    time_to_first_token_seconds: f64,
+    total_seconds: f64,
 }
 
 #[derive(Serialize)]
@@ -68,13 +93,16 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
-    if let (Producer::Package(engine), false) = (&mut producer, prompt.is_empty()) {
+    let decision = decide(verb, &producer, host, tokens.len())?;
+    let alone = decision.as_ref().is_some_and(|d| d.pick == Route::Mlx) || verb.route == RouteChoice::Mlx;
+    if let (Producer::Package(engine), false, false) = (&mut producer, prompt.is_empty(), alone) {
         engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
     }
 
     let start = Instant::now();
     let (prefill, mut handoff) = match producer {
         Producer::Package(_) if prompt.is_empty() => (None, decoder.receive(None, &tokens)?),
+        Producer::Package(_) if alone => (Some(decoder.prefill(&tokens)?), HandoffReport::nothing()),
         Producer::Package(mut engine) if verb.no_stream => {
             let prefilled = engine.prefill(prompt)?;
             (Some(prefilled.report), decoder.receive(Some(prefilled.cache), &tokens)?)
@@ -104,10 +132,11 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     }
     handoff.first_step_copied_bytes = Some(generated.first_step_copied_bytes);
 
-    let report = Report {
+    let mut report = Report {
+        route: decision,
         decode: decode_report(decoder.engine(), &generated),
         prompt_tokens: tokens.len(),
-        handed_off_tokens: prompt.len(),
+        handed_off_tokens: if alone { 0 } else { prompt.len() },
         remaining_tokens: remaining,
         prefill,
         time_to_first_token_seconds: before_decode - handoff.yardstick_seconds + generated.first_step_seconds,
@@ -116,12 +145,54 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         tokens: generated.tokens,
         allowed_different: if waived.weights { vec!["weights"] } else { Vec::new() },
     };
+    let measured = Cost {
+        prefill_seconds: report.prefill.as_ref().map_or(0.0, |p| p.seconds),
+        exposed_seconds: report.handoff.exposed_seconds,
+        first_step_seconds: report.decode.first_step_seconds,
+        decode_seconds: report.decode.seconds,
+        time_to_first_token_seconds: report.time_to_first_token_seconds,
+        total_seconds: report.time_to_first_token_seconds + report.decode.seconds
+            - report.decode.first_step_seconds,
+    };
+    if let Some(route) = &mut report.route {
+        route.measured = measured;
+    }
     if printer.is_json() {
         printer.document(&report);
     } else {
         printer.raw_error(&summary(&report));
     }
     Ok(())
+}
+
+/// What `kvbaton plan` picks, where that was asked for.
+fn decide(
+    verb: &Run,
+    producer: &Producer,
+    host: &dyn Host,
+    prompt_tokens: usize,
+) -> Result<Option<Decision>, Error> {
+    if verb.route != RouteChoice::CoremlMlx && matches!(producer, Producer::Dump(_)) {
+        return Err(Error::new(ErrorKind::Usage, "--route is for packages: a dump has been prefilled"));
+    }
+    if verb.route != RouteChoice::Auto {
+        return Ok(None);
+    }
+    let machine = named_machine(&verb.circumstances)?;
+    let subject = subject(&verb.decode.display().to_string(), verb.dtype.map(|d| d.dtype()), Some(host))?;
+    let package = prefill_package(&verb.prefill, &subject, verb.threads)?;
+    let question = Question {
+        subject: &subject,
+        machine: &machine,
+        context: prompt_tokens,
+        max_tokens: verb.max_tokens,
+        prefill: Some(&package),
+        decode: None,
+    };
+    let choice = routes::decide(&question, &verb.circumstances)?;
+    let (machine, measured) = (super::plan::about(&machine), Cost::default());
+    let pick = choice.pick.expect("`decide` fails without a pick");
+    Ok(Some(Decision { pick, reason: choice.reason, machine, estimated: choice.routes, measured }))
 }
 
 /// Opens what `--prefill` names: a package is a folder, a dump a file.
@@ -307,6 +378,11 @@ fn summary(report: &Report) -> String {
         ),
     ));
     rows.push(row("time to first token", report.time_to_first_token_seconds, String::new()));
+    if let Some(route) = &report.route {
+        let estimate = route.estimated.iter().find(|r| r.name == route.pick);
+        let estimated = estimate.and_then(|r| r.time_to_first_token_seconds);
+        rows.push(row("  as estimated", estimated.unwrap_or(0.0), route.reason.clone()));
+    }
     let mut text = table(&rows);
     if let Some(note) = &h.note {
         text.push_str(&format!("memcpy: {note}\n"));
