@@ -17,6 +17,7 @@ from ._native import __version__, weights_digest
 from .cache import CacheView, Finding, LayerView, Scan
 from .compatible import check_compatible
 from .coreml import CoreMLInputs, GrowingCache, to_coreml
+from .decode import Decode
 from .errors import KvbatonError
 from .mlx import Handoff, from_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
@@ -25,6 +26,7 @@ from .report import HandoffReport, PrefillReport
 __all__ = [
     "CacheView",
     "CoreMLInputs",
+    "Decode",
     "Finding",
     "GrowingCache",
     "Handoff",

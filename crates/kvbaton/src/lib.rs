@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod chain;
 mod chunks;
 mod compatible;
 mod cpu;
 mod cut;
+mod decode;
 mod digest;
 mod dump;
 mod error;
@@ -25,9 +27,11 @@ mod scan;
 mod tensors;
 mod view;
 
+pub use chain::ChainPrefill;
 pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
+pub use decode::{CpuDecode, Decode};
 pub use digest::{DigestCache, weights_digest};
 pub use dump::open_dump;
 pub use error::{Error, ErrorKind};

@@ -1,11 +1,11 @@
 //! Prefill for Python.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use kvbaton::fake::{FakePrefill, Habits};
 use kvbaton::layout::CacheSpec;
-use kvbaton::{CpuPrefill, Error, ErrorKind, Prefill};
+use kvbaton::{ChainPrefill, CpuPrefill, Error, ErrorKind, Prefill, Stated};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -22,14 +22,24 @@ impl NativePrefill {
     }
 }
 
+/// A package, or a chain of several: a TOML file, or the folder that has it.
+fn open(path: &Path, threads: usize) -> Result<Box<dyn Prefill>, Error> {
+    let inside = path.join("chain.toml");
+    let file = if inside.is_file() { &inside } else { path };
+    if file.extension().is_some_and(|e| e == "toml") {
+        return Ok(Box::new(ChainPrefill::open(file, threads, Stated::default())?));
+    }
+    Ok(Box::new(CpuPrefill::open(path, threads)?))
+}
+
 #[pymethods]
 impl NativePrefill {
     /// Opens the package at `path`.
     #[new]
     #[pyo3(signature = (path, threads=0))]
     fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
-        let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?;
-        Ok(NativePrefill(Mutex::new(Box::new(engine))))
+        let engine = py.detach(|| open(&path, threads)).map_err(to_python)?;
+        Ok(NativePrefill(Mutex::new(engine)))
     }
 
     /// An engine that computes nothing and has Core ML's habits; `cache` is JSON.

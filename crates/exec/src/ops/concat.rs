@@ -3,6 +3,8 @@
 use super::{Form, Op, Reason, axis_of};
 use crate::tensor::{Context, Data, Tensor, count, is_float};
 use crate::tile::Step;
+use kvbaton_kernels::rows;
+use kvbaton_memory::Buffer;
 use kvbaton_mil::program::DataType;
 
 #[derive(Debug)]
@@ -48,6 +50,9 @@ impl Op for Concat {
         let inner = count(&shape[axis + 1..]);
         let outer = count(&shape[..axis]);
         let row = shape[axis] * inner;
+        if self.dtype == DataType::Float16 && axis == 0 && shape.len() > 1 {
+            return Ok(vec![stacked(cx, operands, shape)?]);
+        }
         if is_float(self.dtype) {
             let mut values = cx.pool.take(count(&shape));
             if outer == 1 {
@@ -101,4 +106,17 @@ impl Op for Concat {
         let axis = axis_of(self.axis, shapes.first()?.len()).ok()?;
         (is_float(self.dtype) && axis + 1 == shapes[0].len()).then(|| vec![Step::Concat])
     }
+}
+
+/// Tensors stacked along their outermost axis: how a cache leaves a program, so the result is stored as it leaves.
+fn stacked(cx: &Context, operands: &[Tensor], shape: Vec<usize>) -> Result<Tensor, Reason> {
+    let mut buffer = Buffer::zeroed(count(&shape) * 2);
+    let mut rest = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
+    for t in operands {
+        let (part, later) = rest.split_at_mut(t.count());
+        let packed = t.to_packed(cx)?;
+        crate::executable::narrow(cx.isa, packed.packed_singles().ok_or("not packed")?, part);
+        rest = later;
+    }
+    Ok(Tensor::halves(shape, buffer))
 }
