@@ -14,11 +14,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Prefill with a Core ML package, hand the cache over, decode with MLX.
+    /// Prefill with one engine, hand the cache over, decode with another.
     Run(Box<Run>),
     /// Show what a package holds: functions, cache interface, and what the Neural Engine will refuse.
     Inspect(Inspect),
-    /// Write a Core ML prefill package from a model folder.
+    /// Write Core ML packages from a model folder: prefill, decode, or a model split over several.
     Export(Export),
     /// List, show and plan cache layouts.
     Layouts(Layouts),
@@ -111,12 +111,16 @@ pub(crate) struct VerifyThresholds {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Run {
-    /// The Core ML package that prefills, or a safetensors dump of a cache.
-    #[arg(long, value_name = "PACKAGE|DUMP")]
+    /// What prefills: a Core ML package, a chain.toml of several, an MLX model folder, or a safetensors dump of a
+    /// cache.
+    #[arg(long, value_name = "PACKAGE|CHAIN|MODEL|DUMP")]
     pub(crate) prefill: PathBuf,
-    /// The MLX model folder that decodes.
-    #[arg(long, value_name = "MODEL")]
+    /// What decodes: an MLX model folder, or a Core ML package of the kind `decode`.
+    #[arg(long, value_name = "MODEL|PACKAGE")]
     pub(crate) decode: PathBuf,
+    /// A folder with the tokenizer, where neither side has one.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) prompt: Prompt,
     /// Most tokens to generate.
@@ -218,12 +222,25 @@ pub(crate) struct Inspect {
 pub(crate) struct Export {
     /// The model folder: config.json, safetensors, tokenizer.
     pub(crate) model: PathBuf,
-    /// The package to write.
-    #[arg(value_name = "OUT.mlpackage")]
+    /// The package to write; with --split, a folder.
+    #[arg(value_name = "OUT")]
     pub(crate) out: PathBuf,
+    /// What the package does.
+    #[arg(long, value_enum, default_value_t = ExportKind::Prefill)]
+    pub(crate) kind: ExportKind,
     /// Prompt lengths, one function each.
     #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
     pub(crate) buckets: Vec<usize>,
+    /// Rows of the whole context: of a prefill package, one function each for chunks of longer prompts; of a decode
+    /// package, one, 4096 when absent.
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Tokens of a chunk.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    pub(crate) chunk: usize,
+    /// Split the layers over so many packages, and write the chain.toml that --prefill takes.
+    #[arg(long, value_name = "N")]
+    pub(crate) split: Option<usize>,
     /// How the cache leaves the program.
     #[arg(long, value_enum, default_value_t = KvOutputs::Stacked)]
     pub(crate) kv_outputs: KvOutputs,
@@ -233,6 +250,14 @@ pub(crate) struct Export {
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportKind {
+    /// Prompts: many tokens at once, the cache as outputs.
+    Prefill,
+    /// Decode steps: one token at a time, the cache in states.
+    Decode,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -8,6 +8,7 @@
 mod args;
 mod commands;
 mod host;
+mod package_decoder;
 mod printer;
 
 use std::ffi::OsString;
@@ -18,8 +19,8 @@ use kvbaton::{Error, ErrorKind};
 
 use args::{Args, Verb};
 pub use host::{
-    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
-    VerifyRequest,
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Prefiller,
+    Progress, Token, Tokenizer, VerifyRequest,
 };
 use printer::Printer;
 

@@ -120,6 +120,13 @@ impl Executable {
         Ok(Executable { package, function, graph, inputs, shapes, outputs, states, threads, context })
     }
 
+    /// Takes buffers of intermediate values from those that `other` has freed: for functions that run in turn.
+    #[must_use]
+    pub fn sharing_memory_with(mut self, other: &Executable) -> Executable {
+        self.context.pool = Arc::clone(&other.context.pool);
+        self
+    }
+
     /// The function's name.
     pub fn function(&self) -> &str {
         &self.function
@@ -399,7 +406,10 @@ pub(crate) fn decode(cx: &Context, dtype: DataType, shape: &[usize], bytes: &[u8
 
 /// A value as an array of the feature's type.
 fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, String> {
-    let bytes = Bytes::new(encode(cx, &feature.ty, tensor)?);
+    let bytes = match tensor.own_bytes(feature.ty.dtype) {
+        Some(bytes) => bytes,
+        None => Bytes::new(encode(cx, &feature.ty, tensor)?),
+    };
     Array::new(feature.ty.dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())
 }
 
@@ -443,7 +453,7 @@ pub(crate) fn encode(cx: &Context, ty: &TensorType, tensor: &Tensor) -> Result<B
 }
 
 /// Rounds to fp16 with all threads.
-fn narrow(isa: Isa, values: &[f32], out: &mut [half::f16]) {
+pub(crate) fn narrow(isa: Isa, values: &[f32], out: &mut [half::f16]) {
     use rayon::prelude::*;
     const CHUNK: usize = 1 << 16;
     out.par_chunks_mut(CHUNK)

@@ -140,15 +140,15 @@ impl HandoffReport {
         HandoffReport { seconds, exposed_seconds, streamed, ..HandoffReport::of_fill(&filled, rows) }
     }
 
-    /// The report where nothing was handed over.
-    pub fn nothing() -> HandoffReport {
+    /// The report of a hand-off without rows: a consumer that starts from nothing, ready after so many seconds.
+    pub fn of_nothing(seconds: f64) -> HandoffReport {
         HandoffReport {
             path: PathTaken::Fill,
             bytes: 0,
             copies: 0,
-            seconds: 0.0,
+            seconds,
             copy_seconds: 0.0,
-            exposed_seconds: 0.0,
+            exposed_seconds: seconds,
             gigabytes_per_second: 0.0,
             memcpy_ratio: None,
             first_step_copied_bytes: None,
