@@ -32,12 +32,17 @@ def _seconds(value: float) -> str:
 
 
 def _mode(row: Json) -> str:
+    if row["route"] != "coreml-mlx":
+        return str(row["route"])
     return ("streamed" if row["streamed"] else "after") + (", warm" if row["warm"] else ", cold")
 
 
 def _answer(rows: list[Json]) -> Markup:
-    longest = max(row["context"] for row in rows)
-    at = [row for row in rows if row["context"] == longest]
+    handed = [row for row in rows if row["bytes"]]
+    if not handed:
+        return tag("p", "Nothing was handed over.")
+    longest = max(row["context"] for row in handed)
+    at = [row for row in handed if row["context"] == longest]
     best = min(at, key=lambda row: row["exposed_seconds"]["median"])
     exposed, first = best["exposed_seconds"]["median"], best["time_to_first_token_seconds"]["median"]
     said = (

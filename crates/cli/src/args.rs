@@ -483,6 +483,9 @@ pub(crate) struct BenchRun {
     /// Prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
     pub(crate) context: Vec<usize>,
+    /// Who prefills and decodes.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [RouteChoice::CoremlMlx])]
+    pub(crate) route: Vec<RouteChoice>,
     /// Tokens to decode.
     #[arg(long, short, default_value_t = 16, value_name = "K")]
     pub(crate) max_tokens: usize,

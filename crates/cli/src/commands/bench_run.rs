@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kvbaton::bench::Machine;
+use kvbaton::plan::route::Route;
 use kvbaton::{Error, ErrorKind, Memcpy, Range, Threads};
 use serde::Serialize;
 
@@ -10,7 +11,7 @@ use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
 use super::verify::write_whole;
 use crate::Host;
-use crate::args::BenchRun;
+use crate::args::{BenchRun, RouteChoice};
 use crate::host::DecoderRequest;
 use crate::printer::{Printer, bytes, seconds, table};
 
@@ -21,6 +22,41 @@ const MODES: [Mode; 4] = [
     Mode { streamed: true, warm: false },
     Mode { streamed: false, warm: false },
 ];
+
+/// What is run: a route, and how.
+#[derive(Clone, Copy)]
+struct Case {
+    route: Route,
+    mode: Mode,
+}
+
+impl Case {
+    /// Every way of the routes; one that hands nothing over has one.
+    fn all(routes: &[RouteChoice]) -> Result<Vec<Case>, Error> {
+        let mut cases: Vec<Case> = Vec::new();
+        for route in routes {
+            let (route, modes) = match route {
+                RouteChoice::CoremlMlx => (Route::CoreMlMlx, &MODES[..]),
+                RouteChoice::Mlx => (Route::Mlx, &MODES[1..2]),
+                RouteChoice::Auto => {
+                    let message = "--route auto is for `run`: a bench measures the routes that it is told to";
+                    return Err(Error::new(ErrorKind::Usage, message));
+                }
+            };
+            if cases.iter().all(|c| c.route != route) {
+                cases.extend(modes.iter().map(|&mode| Case { route, mode }));
+            }
+        }
+        Ok(cases)
+    }
+
+    fn run(self, bench: &mut Bench<'_>, tokens: &[u32]) -> Result<Measured, Error> {
+        match self.route {
+            Route::Mlx => bench.alone(tokens),
+            _ => bench.split(tokens, self.mode),
+        }
+    }
+}
 
 /// A memcpy large enough to leave the caches behind.
 const MEMCPY_BYTES: usize = 256 << 20;
@@ -51,6 +87,7 @@ struct Speeds {
 /// One length in one mode.
 #[derive(Serialize)]
 struct Row {
+    route: Route,
     context: usize,
     streamed: bool,
     warm: bool,
@@ -79,6 +116,7 @@ struct Row {
 pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "bench run")?;
     check(verb)?;
+    let cases = Case::all(&verb.route)?;
     let longest = verb.context.iter().copied().max().unwrap_or(2);
     let engine = Bench::open(&verb.prefill, verb.threads, longest - 1)?;
     let (prefill_engine, vocab) = {
@@ -95,20 +133,24 @@ pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -
 
     let memcpy = speeds(verb.threads);
     let bar = printer.progress();
-    bar.set_length((verb.context.len() * MODES.len() * verb.repeats) as u64);
+    bar.set_length((verb.context.len() * cases.len() * verb.repeats) as u64);
     let mut rows = Vec::new();
     for &context in &verb.context {
         bar.set_message(format!("context {context}"));
         let tokens = prompt(context, vocab);
         // Loads and warms whatever a first run of this length does.
-        bench.split(&tokens, MODES[0])?;
-        let mut runs: [Vec<Measured>; 4] = Default::default();
+        for (at, case) in cases.iter().enumerate() {
+            if cases[..at].iter().all(|c| c.route != case.route) {
+                case.run(&mut bench, &tokens)?;
+            }
+        }
+        let mut runs: Vec<Vec<Measured>> = cases.iter().map(|_| Vec::new()).collect();
         for round in 0..verb.repeats {
-            for step in 0..MODES.len() {
-                // Every other round the other way about: what heats up or fills up hits all modes alike.
-                let at = if round % 2 == 0 { step } else { MODES.len() - 1 - step };
+            for step in 0..cases.len() {
+                // Every other round the other way about: what heats up or fills up hits all cases alike.
+                let at = if round % 2 == 0 { step } else { cases.len() - 1 - step };
                 std::thread::sleep(Duration::from_secs_f64(verb.cooldown));
-                runs[at].push(bench.split(&tokens, MODES[at])?);
+                runs[at].push(cases[at].run(&mut bench, &tokens)?);
                 bar.inc(1);
                 if host.interrupted() {
                     return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
@@ -116,7 +158,7 @@ pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -
             }
         }
         let answer = runs[0][0].generated.tokens.clone();
-        rows.extend(MODES.iter().zip(&runs).map(|(mode, runs)| row(context, *mode, runs, &answer)));
+        rows.extend(cases.iter().zip(&runs).map(|(case, runs)| row(context, *case, runs, &answer)));
     }
     bar.finish_and_clear();
     let document = Document {
@@ -170,7 +212,7 @@ fn speeds(threads: usize) -> Speeds {
     Speeds { bytes: MEMCPY_BYTES, warm_gigabytes_per_second: warm, cold_gigabytes_per_second: cold }
 }
 
-fn row(context: usize, mode: Mode, runs: &[Measured], answer: &[u32]) -> Row {
+fn row(context: usize, Case { route, mode }: Case, runs: &[Measured], answer: &[u32]) -> Row {
     let of = |figure: &dyn Fn(&Measured) -> f64| range(&runs.iter().map(figure).collect::<Vec<_>>());
     let handoff = |figure: &dyn Fn(&kvbaton::HandoffReport) -> f64| {
         of(&|m: &Measured| m.handoff.as_ref().map_or(0.0, figure))
@@ -189,6 +231,7 @@ fn row(context: usize, mode: Mode, runs: &[Measured], answer: &[u32]) -> Row {
         warnings.push("the tokens differ from those of another mode".to_owned());
     }
     Row {
+        route,
         context,
         streamed: mode.streamed,
         warm: mode.warm,
@@ -228,6 +271,7 @@ fn text(document: &Document) -> String {
         document.decode_engine,
     );
     let header = [
+        "route",
         "context",
         "rows move",
         "memory",
@@ -241,6 +285,7 @@ fn text(document: &Document) -> String {
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(document.rows.iter().map(|row| {
         vec![
+            row.route.name().to_owned(),
             row.context.to_string(),
             if row.streamed { "meanwhile" } else { "after" }.to_owned(),
             if row.warm { "warm" } else { "cold" }.to_owned(),

@@ -92,7 +92,7 @@ pub(crate) fn prefill_package(path: &Path, subject: &Subject, threads: usize) ->
     }
     Ok(Package {
         lengths: engine.functions().iter().map(|f| f.tokens).collect(),
-        chunks: None,
+        chunks: engine.chunks(),
         weight_bytes: folder_bytes(path),
         dtype: engine.model().and_then(|m| m.dtype.clone()).unwrap_or_else(|| "float16".to_owned()),
         element_bytes: 2,
