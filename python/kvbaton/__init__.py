@@ -17,6 +17,7 @@ from ._native import __version__, weights_digest
 from .cache import CacheView, Finding, LayerView, Scan
 from .compatible import check_compatible
 from .coreml import CoreMLInputs, GrowingCache, to_coreml
+from .decode import Decode
 from .errors import KvbatonError
 from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
@@ -26,6 +27,7 @@ from .verification import Thresholds, VerifyReport, verify
 __all__ = [
     "CacheView",
     "CoreMLInputs",
+    "Decode",
     "Finding",
     "GrowingCache",
     "Handoff",

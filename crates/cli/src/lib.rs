@@ -8,6 +8,7 @@
 mod args;
 mod commands;
 mod host;
+mod package_decoder;
 mod printer;
 
 use std::ffi::OsString;
@@ -18,8 +19,8 @@ use kvbaton::{Error, ErrorKind};
 
 use args::{Args, Verb};
 pub use host::{
-    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
-    VerifyRequest,
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Prefiller,
+    Progress, Token, Tokenizer, VerifyRequest,
 };
 use printer::Printer;
 
@@ -52,6 +53,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Verb::Export(verb) => done(commands::export::run(&verb, host, &printer)),
         Verb::Layouts(verb) => done(commands::layouts::run(&verb, host, &printer)),
         Verb::Bench(verb) => done(commands::bench::run(&verb, host, &printer)),
+        Verb::Calibrate(verb) => done(commands::calibrate::run(&verb, host, &printer)),
+        Verb::Plan(verb) => done(commands::plan::run(&verb, host, &printer)),
         Verb::Verify(verb) => commands::verify::run(&verb, &arguments, host, &printer),
     };
     match result {

@@ -25,7 +25,7 @@ pub(crate) enum Data {
     Weights(Weights),
     /// fp16 values decompressed from a constant.
     Half(Arc<Vec<f16>>),
-    /// fp16 or fp32 values of an input, where the caller keeps them.
+    /// fp16 or fp32 values as they go in and come out: of an input, where the caller keeps them, or of an output.
     Given(Given),
     /// fp16 values of a state.
     State(Arc<Buffer>),
@@ -43,11 +43,13 @@ pub(crate) struct Weights {
     half: bool,
 }
 
-/// Float values of an input.
+/// Float values in the form of inputs and outputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     bytes: Bytes,
     half: bool,
+    /// Whether the program made them: nobody else's memory.
+    own: bool,
 }
 
 impl Given {
@@ -163,7 +165,24 @@ impl Tensor {
             DataType::Float32 => rows::as_singles(&bytes).map(|_| false)?,
             _ => return None,
         };
-        Some(Tensor::new(dtype, shape, Data::Given(Given { bytes, half })))
+        Some(Tensor::new(dtype, shape, Data::Given(Given { bytes, half, own: false })))
+    }
+
+    /// fp16 values that the program has computed.
+    pub(crate) fn halves(shape: Vec<usize>, buffer: Buffer) -> Tensor {
+        let given = Given { bytes: Bytes::new(buffer), half: true, own: true };
+        Tensor::new(DataType::Float16, shape, Data::Given(given))
+    }
+
+    /// The program's own bytes, if the view shows all of them in order as elements of `dtype`.
+    pub(crate) fn own_bytes(&self, dtype: DataType) -> Option<Bytes> {
+        match &self.data {
+            Data::Given(g) if g.own && self.is_packed() && self.offset == 0 => {
+                let whole = g.half && dtype == DataType::Float16 && self.count() * 2 == g.bytes.len();
+                whole.then(|| g.bytes.clone())
+            }
+            _ => None,
+        }
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use kvbaton_exec::Array;
 use kvbaton_layout::{CacheSpec, Layout, LiveRows, ModelSpec, TensorInfo};
 use kvbaton_memory::{Buffer, Bytes, Leased};
+use serde::{Deserialize, Serialize};
 
 use crate::functions::PrefillFunctions;
 use crate::prefill::{ChunkSink, too_long};
@@ -32,7 +33,7 @@ pub(crate) struct Step {
 }
 
 /// What one chunk cost.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChunkTime {
     /// The function.
     pub function: String,

@@ -79,6 +79,11 @@ impl CpuPrefill {
         self.functions.chunks.last().map_or(whole, |f| f.context.max(whole))
     }
 
+    /// Tokens of a chunk and rows of the largest context, where prompts may take several chunks.
+    pub fn chunks(&self) -> Option<(usize, usize)> {
+        self.functions.chunks.last().map(|f| (f.tokens, f.context))
+    }
+
     /// What each chunk of the last prefill cost; nothing if it took one function.
     pub fn chunk_times(&self) -> &[ChunkTime] {
         &self.chunk_times
@@ -156,7 +161,10 @@ impl CpuPrefill {
     fn load(&mut self, function: &str) -> Result<&Executable, Error> {
         if !self.loaded.contains_key(function) {
             let options = Options::with_threads(self.threads);
-            let executable = Executable::load(self.package.clone(), function, &options)?;
+            let mut executable = Executable::load(self.package.clone(), function, &options)?;
+            if let Some(other) = self.loaded.values().next() {
+                executable = executable.sharing_memory_with(other);
+            }
             self.loaded.insert(function.to_owned(), executable);
         }
         Ok(&self.loaded[function])
@@ -173,7 +181,7 @@ pub struct Stated {
 }
 
 /// The layout and the model of a package, from its metadata or from the caller; both must agree where both speak.
-fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error> {
+pub(crate) fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error> {
     let missing = |what: &str, key: &str, hint: &str| {
         let path = package.path().display();
         let message = format!("`{path}` does not state its {what}: the metadata key `{key}` is missing");
@@ -212,7 +220,7 @@ fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error
     Ok((layout, model))
 }
 
-fn declared_model(package: &Package) -> Result<Option<ModelSpec>, Error> {
+pub(crate) fn declared_model(package: &Package) -> Result<Option<ModelSpec>, Error> {
     let Some(text) = package.metadata().get(MODEL_KEY) else { return Ok(None) };
     serde_json::from_str(text).map(Some).map_err(|e| {
         let message = format!("the package's metadata key `{MODEL_KEY}` cannot be read: {e}");

@@ -70,13 +70,14 @@ pub(crate) fn build_after(
         } else if is(input, &names.position) {
             array(input, &[position as f64])?
         } else if is(input, &names.mask) {
-            array(input, &causal_mask(length, pad))?
+            let values = input.ty.fixed_shape().map_or(0, |s| s.iter().product());
+            array(input, &causal_mask(length, pad, values / length.max(1), position))?
         } else {
             return Err(Error::new(
                 ErrorKind::Layout,
                 format!("layout `{}` does not say what the program's input `{}` is", layout.name, input.name),
             )
-            .hint("name it in the layout's [inputs] table: tokens, last_index, position, positions or mask")
+            .hint("name it in the layout's [inputs] table: tokens, hidden, last_index, position, positions or mask")
             .field("input", input.name));
         };
         inputs.push((input.name.to_owned(), array));
@@ -84,13 +85,16 @@ pub(crate) fn build_after(
     Ok(inputs)
 }
 
-/// 0 where row `query` may attend to slot `key`, −∞ elsewhere; `length` × `length`, row-major. A padding row
-/// attends to itself alone, so that its softmax has something to divide by.
-fn causal_mask(length: usize, pad: usize) -> Vec<f64> {
-    let mut mask = vec![f64::NEG_INFINITY; length * length];
-    for query in 0..length {
-        let from = if query < pad { query } else { pad };
-        mask[query * length + from..=query * length + query].fill(0.0);
+/// 0 where row `query` may attend to slot `key`, −∞ elsewhere; `length` × `columns`, row-major. The rows follow
+/// `position` others, which are in the first slots. A padding row attends to itself alone, so that its softmax has
+/// something to divide by.
+fn causal_mask(length: usize, pad: usize, columns: usize, position: usize) -> Vec<f64> {
+    let mut mask = vec![f64::NEG_INFINITY; length * columns];
+    for (query, row) in mask.chunks_mut(columns.max(1)).enumerate() {
+        let last = position + query;
+        let from = if query < pad { last } else { pad };
+        let end = (last + 1).min(row.len());
+        row[from.min(end)..end].fill(0.0);
     }
     mask
 }

@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod chain;
 mod chunks;
 mod compatible;
 mod cpu;
 mod cut;
+mod decode;
 mod digest;
 mod dump;
 mod error;
@@ -29,9 +31,11 @@ pub mod verify;
 mod view;
 mod work;
 
+pub use chain::ChainPrefill;
 pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
+pub use decode::{CpuDecode, Decode};
 pub use digest::{DigestCache, files_digest, weights_digest};
 pub use dump::open_dump;
 pub use error::{Error, ErrorKind};

@@ -140,6 +140,30 @@ impl HandoffReport {
         HandoffReport { seconds, exposed_seconds, streamed, ..HandoffReport::of_fill(&filled, rows) }
     }
 
+    /// The report of a hand-off without rows: a consumer that starts from nothing, ready after so many seconds.
+    pub fn of_nothing(seconds: f64) -> HandoffReport {
+        HandoffReport {
+            path: PathTaken::Fill,
+            bytes: 0,
+            copies: 0,
+            seconds,
+            copy_seconds: 0.0,
+            exposed_seconds: seconds,
+            gigabytes_per_second: 0.0,
+            memcpy_ratio: None,
+            first_step_copied_bytes: None,
+            rows: 0,
+            overflow: 0,
+            nan: 0,
+            infinity: 0,
+            touched_share: None,
+            allocation: None,
+            yardstick_seconds: 0.0,
+            streamed: None,
+            note: None,
+        }
+    }
+
     /// The report of a fill.
     pub fn of_fill(filled: &Filled, rows: usize) -> HandoffReport {
         let stats = &filled.stats;

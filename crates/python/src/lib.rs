@@ -4,6 +4,7 @@
 //! module moves bytes: it runs packages, keeps cache views, and fills arrays through the buffer protocol.
 
 mod arrays;
+mod decode;
 mod errors;
 mod host;
 mod operations;
@@ -52,6 +53,7 @@ fn check_compatible(source: &str, target: &str, weights: bool) -> PyResult<()> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<decode::NativeDecode>()?;
     module.add_class::<prefill::NativePrefill>()?;
     module.add_class::<view::NativeView>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;

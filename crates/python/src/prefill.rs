@@ -1,12 +1,13 @@
 //! Prefill for Python.
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use kvbaton::fake::{FakePrefill, Habits};
 use kvbaton::{
-    CpuPrefill, HandoffReport, Prefill, SharedPrefill, StreamOptions, Threads, Wanted, prefill_into,
+    ChainPrefill, CpuPrefill, Error, HandoffReport, Prefill, SharedPrefill, Stated, StreamOptions, Threads,
+    Wanted, prefill_into,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -27,14 +28,24 @@ impl NativePrefill {
     }
 }
 
+/// A package, or a chain of several: a TOML file, or the folder that has it.
+fn open(path: &Path, threads: usize) -> Result<Box<dyn Prefill>, Error> {
+    let inside = path.join("chain.toml");
+    let file = if inside.is_file() { &inside } else { path };
+    if file.extension().is_some_and(|e| e == "toml") {
+        return Ok(Box::new(ChainPrefill::open(file, threads, Stated::default())?));
+    }
+    Ok(Box::new(CpuPrefill::open(path, threads)?))
+}
+
 #[pymethods]
 impl NativePrefill {
     /// Opens the package at `path`.
     #[new]
     #[pyo3(signature = (path, threads=0))]
     fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
-        let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?;
-        Ok(NativePrefill(Arc::new(Mutex::new(Box::new(engine)))))
+        let engine = py.detach(|| open(&path, threads)).map_err(to_python)?;
+        Ok(NativePrefill(Arc::new(Mutex::new(engine))))
     }
 
     /// An engine that computes nothing and has Core ML's habits; `cache` is JSON.

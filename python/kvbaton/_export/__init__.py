@@ -27,6 +27,10 @@ Progress = Callable[[str, int, int], None]
 Digest = Callable[[Path], str]
 
 
+DECODE_CONTEXT = 4096
+"""Rows of a decode package's context where nobody says."""
+
+
 @dataclass(frozen=True)
 class ExportReport:
     """What was written: ``bytes`` counts every file, ``seconds`` the whole export.
@@ -68,8 +72,9 @@ def export(
 
     Of the kind ``prefill``: a function ``prefill_<S>`` for every bucket of S tokens, and for every context of C
     rows a function ``prefill_<chunk>_of_<C>``, of which longer prompts are made. Of the kind ``decode``: a
-    function ``decode`` that keeps one context in states. With ``split``, ``out`` is a folder of as many
-    packages, each with some of the layers, and a ``chain.toml`` that says how they follow one another.
+    function ``decode`` that keeps one context in states, by default of 4096 rows. With ``split``, ``out`` is a
+    folder of as many packages, each with some of the layers, and a ``chain.toml`` that says how they follow one
+    another.
 
     ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. An existing ``out``
     is replaced only with ``force``; a failure or an interrupt leaves what was there. ``progress(stage, done,
@@ -83,7 +88,10 @@ def export(
     report = progress or (lambda stage, done, total: None)
     model, out = Path(model), Path(out)
     config = read_config(model)
-    plans = plan_functions(config, kind, tuple(buckets), tuple(context), chunk)
+    contexts = tuple(context)
+    if kind == "decode" and not contexts:
+        contexts = (min(DECODE_CONTEXT, config.max_positions or DECODE_CONTEXT),)
+    plans = plan_functions(config, kind, tuple(buckets), contexts, chunk)
     parts = split_layers(config.layers, 1 if split is None else split)
     if split is not None and kind == "decode":
         raise ExportError("output", "a decode package is not split", split=split)

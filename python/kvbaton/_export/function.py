@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from .config import ModelConfig
@@ -69,7 +70,7 @@ def plan_functions(
     """
     if kind not in get_args(Kind):
         raise ExportError(
-            "output", f"unknown kind {kind!r}, wanted one of {', '.join(get_args(Kind))}", kind=kind
+            "output", f"unknown kind {kind!r}, wanted one of {', '.join(get_args(Kind))}", function_kind=kind
         )
     for size in contexts:
         _check_length(config, "context", size)
@@ -121,4 +122,4 @@ def split_layers(layers: int, parts: int) -> tuple[Part, ...]:
             "output", f"{layers} layers cannot be split into {parts} parts", layers=layers, split=parts
         )
     edges = [round(index * layers / parts) for index in range(parts + 1)]
-    return tuple(Part(first, end, layers) for first, end in zip(edges, edges[1:], strict=False))
+    return tuple(Part(first, end, layers) for first, end in pairwise(edges))

@@ -40,8 +40,9 @@ def kv_groups(
 ) -> list[KvGroup]:
     """Splits the layers into outputs; every function of a package gets the same split.
 
-    ``rows`` is the most that an output holds of a layer. No output crosses two ``parts``. Layers of full attention and layers with windows never share an output. ``grouped`` takes as many layers
-    as keep ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS`, and at least one.
+    ``rows`` is the most that an output holds of a layer. No output crosses two ``parts``. Layers of full
+    attention and layers with windows never share an output. ``grouped`` takes as many layers as keep
+    ``layers * kv_heads * rows`` within :data:`SURFACE_ROWS`, and at least one.
 
     Raises:
         ExportError: an unknown ``kv_outputs`` (``output``).
@@ -103,10 +104,11 @@ def layout_toml(
         *([] if whole else ["partial = true"]),
     ]
     if not past:
-        lines += ["", "[inputs]", 'tokens = "input_ids"']
-        lines += ['last_index = "last_index"'] if kind == "prefill" else []
+        embeds, ends = part is None or part.embeds, part is None or part.ends
+        lines += ["", "[inputs]", 'tokens = "input_ids"' if embeds else 'hidden = "hidden_states"']
+        lines += ['last_index = "last_index"'] if kind == "prefill" and ends else []
         lines += ['position = "position"']
-        lines += ["", "[outputs]", 'logits = "logits"']
+        lines += ["", "[outputs]", 'logits = "logits"' if ends else 'hidden = "output_hidden_states"']
     key, value = ("past_key", "past_value") if past else ("key_cache", "value_cache")
     tensors: list[tuple[str, str, str, list[int] | None]] = []
     if kv_outputs == "per-layer":

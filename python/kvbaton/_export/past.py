@@ -213,7 +213,7 @@ def slots(context: int, window: int | None) -> int:
 
 def past_shapes(config: ModelConfig, context: int, groups: list[KvGroup]) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that hold the cache of a context, by the names of the groups' outputs."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for group in groups:
         windowed = config.windows is not None and config.has_window(group.layers[0])
         count = slots(context, config.windows.size if windowed and config.windows else None)

@@ -117,10 +117,8 @@ class _Builder:
             only = inputs.get("last_index") if layer == self.config.layers - 1 else None
             x, keys[layer], values[layer] = self.layer(layer, x, alone.get(layer), only)
             layer_done()
-        if self.part.ends:
-            outputs = [self.logits(x)]
-        else:
-            outputs = [mb.identity(x=x, name="output_hidden_states")]
+        ends = self.part.ends
+        outputs = [self.logits(x) if ends else mb.identity(x=x, name="output_hidden_states")]
         if decodes:
             return outputs
         for parts, names in ((keys, [g.key for g in groups]), (values, [g.value for g in groups])):

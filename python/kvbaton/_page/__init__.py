@@ -13,8 +13,20 @@ Everything that is not already markup is escaped by :func:`markup.text`; functio
 from __future__ import annotations
 
 from . import chart, markup
+from .bars import Bar, stacked
 from .chart import Series
 from .frame import figure, page, section, standalone
 from .markup import Markup
 
-__all__ = ["Markup", "Series", "chart", "figure", "markup", "page", "section", "standalone"]
+__all__ = [
+    "Bar",
+    "Markup",
+    "Series",
+    "chart",
+    "figure",
+    "markup",
+    "page",
+    "section",
+    "stacked",
+    "standalone",
+]

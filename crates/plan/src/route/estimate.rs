@@ -63,8 +63,8 @@ impl Route {
 pub struct Package {
     /// Tokens that each of its functions takes at once: the rows that are computed, however few are asked for.
     pub lengths: Vec<usize>,
-    /// Rows that it can hold when it works in chunks of its longest function.
-    pub context: Option<usize>,
+    /// Tokens of a chunk and rows of the whole context, where it also works in chunks.
+    pub chunks: Option<(usize, usize)>,
     /// Bytes of its weights.
     pub weight_bytes: f64,
     /// Type of its weights.
@@ -76,7 +76,13 @@ pub struct Package {
 impl Package {
     /// The longest prompt.
     pub fn limit(&self) -> usize {
-        self.context.or_else(|| self.lengths.iter().copied().max()).unwrap_or(0)
+        let whole = self.lengths.iter().copied().max().unwrap_or(0);
+        self.chunks.map_or(whole, |(_, context)| context.max(whole))
+    }
+
+    /// Rows that are computed for `tokens` tokens, padding included; `None` for more than it takes.
+    pub fn computed_rows(&self, tokens: usize) -> Option<usize> {
+        self.computed(tokens).map(|(rows, _)| rows)
     }
 
     /// Rows that are computed for `tokens` tokens, and the rows of the last piece to be handed over; `None` for more
@@ -85,9 +91,9 @@ impl Package {
         if let Some(&whole) = self.lengths.iter().filter(|&&l| l >= tokens).min() {
             return Some((whole, tokens));
         }
-        let chunk = *self.lengths.iter().max().filter(|&&l| l > 0)?;
+        let (chunk, _) = self.chunks.filter(|&(chunk, context)| chunk > 0 && tokens <= context)?;
         let pieces = tokens.div_ceil(chunk);
-        self.context.filter(|&c| tokens <= c).map(|_| (pieces * chunk, tokens - (pieces - 1) * chunk))
+        Some((pieces * chunk, tokens - (pieces - 1) * chunk))
     }
 }
 

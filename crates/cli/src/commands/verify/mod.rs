@@ -292,7 +292,7 @@ fn command(arguments: &[OsString]) -> String {
 }
 
 /// Writes a file aside and renames it, so that nobody sees half of it.
-fn write_whole(path: &Path, text: &str) -> Result<(), Error> {
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Error> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed =
         |e: std::io::Error| Error::new(ErrorKind::Io, format!("cannot write `{}`: {e}", path.display()));

@@ -54,9 +54,9 @@ fn machine(fixed: f64, core_ml: f64, mlx: f64) -> Machine {
     }
 }
 
-fn package(lengths: &[usize], context: Option<usize>) -> Package {
+fn package(lengths: &[usize], chunks: Option<(usize, usize)>) -> Package {
     let dtype = "float16".to_owned();
-    Package { lengths: lengths.to_vec(), context, weight_bytes: 2e9, dtype, element_bytes: 2 }
+    Package { lengths: lengths.to_vec(), chunks, weight_bytes: 2e9, dtype, element_bytes: 2 }
 }
 
 fn with<T>(
@@ -85,8 +85,7 @@ fn near(got: f64, want: f64) {
 
 #[test]
 fn a_fast_gpu_is_not_handed_to() {
-    let package = package(&[], Some(8192));
-    let package = Package { lengths: vec![512], ..package };
+    let package = package(&[], Some((512, 8192)));
     with(&machine(0.0, 1e12, 3e12), Some(&package), 4096, |r| {
         let choice = choose(&r, Objective::Ttft);
         assert_eq!((choice.pick, choice.break_even_tokens), (Some(Route::Mlx), None));
@@ -120,7 +119,7 @@ fn padding_is_computed_and_a_chunk_is_what_is_left_to_copy() {
         assert_eq!(split(&r).handoff_bytes, bytes);
         near(split(&r).exposed_seconds.unwrap(), 2.0 * bytes as f64 / 50e9);
     });
-    with(&machine, Some(&package(&[512], Some(4096))), 1026, |r| {
+    with(&machine, Some(&package(&[512], Some((512, 4096)))), 1026, |r| {
         near(split(&r).prefill_seconds.unwrap(), flops(1536) / 1e12);
         near(split(&r).exposed_seconds.unwrap(), 2.0 * (10 * 8 * 128 * 2) as f64 / 50e9);
     });
