@@ -472,6 +472,24 @@ pub(crate) struct Calibrate {
     pub(crate) json: bool,
 }
 
+/// How a run of a bench is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunMode {
+    /// Rows move while the prefill runs, into memory that was used before.
+    StreamedWarm,
+    /// Rows move after the prefill, into memory that was used before.
+    AfterWarm,
+    /// Rows move while the prefill runs, into new memory.
+    StreamedCold,
+    /// Rows move after the prefill, into new memory.
+    AfterCold,
+}
+
+impl RunMode {
+    pub(crate) const ALL: [RunMode; 4] =
+        [RunMode::StreamedWarm, RunMode::AfterWarm, RunMode::StreamedCold, RunMode::AfterCold];
+}
+
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BenchRun {
     /// The Core ML package that prefills.
@@ -486,6 +504,9 @@ pub(crate) struct BenchRun {
     /// Who prefills and decodes.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [RouteChoice::CoremlMlx])]
     pub(crate) route: Vec<RouteChoice>,
+    /// When rows move, and whether the decoder's memory was used before; a route that hands nothing over has one.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = RunMode::ALL)]
+    pub(crate) mode: Vec<RunMode>,
     /// Tokens to decode.
     #[arg(long, short, default_value_t = 16, value_name = "K")]
     pub(crate) max_tokens: usize,

@@ -11,17 +11,18 @@ use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
 use super::verify::write_whole;
 use crate::Host;
-use crate::args::{BenchRun, RouteChoice};
+use crate::args::{BenchRun, RouteChoice, RunMode};
 use crate::host::DecoderRequest;
 use crate::printer::{Printer, bytes, seconds, table};
 
-/// Every combination: streamed or not, memory used before or not.
-const MODES: [Mode; 4] = [
-    Mode { streamed: true, warm: true },
-    Mode { streamed: false, warm: true },
-    Mode { streamed: true, warm: false },
-    Mode { streamed: false, warm: false },
-];
+impl RunMode {
+    fn mode(self) -> Mode {
+        Mode {
+            streamed: matches!(self, RunMode::StreamedWarm | RunMode::StreamedCold),
+            warm: matches!(self, RunMode::StreamedWarm | RunMode::AfterWarm),
+        }
+    }
+}
 
 /// What is run: a route, and how.
 #[derive(Clone, Copy)]
@@ -32,19 +33,20 @@ struct Case {
 
 impl Case {
     /// Every way of the routes; one that hands nothing over has one.
-    fn all(routes: &[RouteChoice]) -> Result<Vec<Case>, Error> {
+    fn all(routes: &[RouteChoice], modes: &[RunMode]) -> Result<Vec<Case>, Error> {
+        let alone = [RunMode::AfterWarm];
         let mut cases: Vec<Case> = Vec::new();
         for route in routes {
             let (route, modes) = match route {
-                RouteChoice::CoremlMlx => (Route::CoreMlMlx, &MODES[..]),
-                RouteChoice::Mlx => (Route::Mlx, &MODES[1..2]),
+                RouteChoice::CoremlMlx => (Route::CoreMlMlx, modes),
+                RouteChoice::Mlx => (Route::Mlx, &alone[..]),
                 RouteChoice::Auto => {
                     let message = "--route auto is for `run`: a bench measures the routes that it is told to";
                     return Err(Error::new(ErrorKind::Usage, message));
                 }
             };
             if cases.iter().all(|c| c.route != route) {
-                cases.extend(modes.iter().map(|&mode| Case { route, mode }));
+                cases.extend(modes.iter().map(|mode| Case { route, mode: mode.mode() }));
             }
         }
         Ok(cases)
@@ -97,6 +99,8 @@ struct Row {
     /// All that the hand-off did, hidden or not.
     handoff_seconds: Range,
     copy_seconds: Range,
+    /// The longest copy of a piece: all of it where rows came at once.
+    longest_copy_seconds: Range,
     first_step_seconds: Range,
     decode_seconds: Range,
     decoded_tokens: usize,
@@ -116,7 +120,7 @@ struct Row {
 pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "bench run")?;
     check(verb)?;
-    let cases = Case::all(&verb.route)?;
+    let cases = Case::all(&verb.route, &verb.mode)?;
     let longest = verb.context.iter().copied().max().unwrap_or(2);
     let engine = Bench::open(&verb.prefill, verb.threads, longest - 1)?;
     let (prefill_engine, vocab) = {
@@ -239,6 +243,7 @@ fn row(context: usize, Case { route, mode }: Case, runs: &[Measured], answer: &[
         prefill_seconds: of(&|m| m.prefill.seconds),
         handoff_seconds: handoff(&|h| h.seconds),
         copy_seconds: handoff(&|h| h.copy_seconds),
+        longest_copy_seconds: handoff(&|h| h.streamed.map_or(h.copy_seconds, |s| s.longest_copy_seconds)),
         first_step_seconds: of(&|m| m.generated.first_step_seconds),
         decode_seconds: of(&|m| m.generated.seconds),
         decoded_tokens: first.generated.tokens.len(),
