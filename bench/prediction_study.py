@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """How well ``kvbaton plan`` predicts: models by prompt lengths by routes, predicted against measured.
 
-    python bench/prediction_study.py MODEL=PACKAGE … [--context 128,…] [--out FILE.json] [--markdown]
+    python bench/prediction_study.py MODEL=PREFILL,DECODE … [--context 128,…] [--out FILE.json] [--markdown]
 
 For each model, ``kvbaton calibrate`` measures lengths that are not asked about later; then every cell (model,
 prompt length, route) is predicted by ``plan`` and measured by ``bench run``, three runs of it. A cell whose own
 runs spread by more than ``--spread`` is measured again, at most twice, and listed apart if it still does.
 Results are kept after every cell: a second call goes on where the first stopped. MODEL is a folder, or
-``random:NAME`` for random weights of a built-in shape, which are made next to the results.
+``random:NAME`` for random weights of a built-in shape, which are made next to the results; PREFILL and DECODE are
+its packages. Without DECODE, routes that decode with Core ML are unavailable.
 
 The load of the machine before each cell is kept beside it: figures of a busy machine are no figures.
 """
@@ -58,20 +59,22 @@ class Study:
         aside.write_text(json.dumps({"dtype": self.dtype, "cells": self.cells}, indent=1))
         aside.replace(self.file)
 
-    def machine(self, name: str, model: Path, package: Path, lengths: str) -> Path:
+    def machine(self, name: str, model: Path, packages: list[str], lengths: str) -> Path:
         """What calibration found out with a model, once."""
         file = self.file.with_name(f"{self.file.stem}-{name}.toml")
         if not file.exists():
-            common = ("--decode", model, "--prefill", package, "--dtype", self.dtype)
+            common = ("--decode", model, "--dtype", self.dtype, *packages)
             kvbaton("calibrate", *common, "--lengths", lengths, "--repeats", 3, "--out", file)
         return file
 
-    def cell(self, name: str, model: Path, package: Path, machine: Path, context: int, route: str) -> None:
+    def cell(
+        self, name: str, model: Path, packages: list[str], machine: Path, context: int, route: str
+    ) -> None:
         """Predicts and measures one cell, unless that was done."""
         key = f"{name} {context} {route}"
         if key in self.cells and self.cells[key].get("spread", 1.0) <= self.spread:
             return
-        common = ("--prefill", package, "--dtype", self.dtype)
+        common = ("--dtype", self.dtype, *packages)
         plan = kvbaton(
             *("plan", "--model", model, *common, "--machine", machine, "--context", context),
             *("--max-tokens", 1),
@@ -189,7 +192,7 @@ def report(study: Study, markdown: bool) -> None:
 def main() -> None:
     """Goes on with the study and prints what there is."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL=PACKAGE")
+    parser.add_argument("models", nargs="*", metavar="MODEL=PREFILL,DECODE")
     parser.add_argument("--context", default=CONTEXTS)
     parser.add_argument("--calibrate", default=CALIBRATED, help="lengths of the calibration")
     parser.add_argument("--routes", default=",".join(ROUTES))
@@ -202,14 +205,16 @@ def main() -> None:
     study = Study(args.out, args.dtype, args.spread)
     until = time.monotonic() + 3600 * args.hours
     for pair in args.models:
-        where, _, package = pair.partition("=")
+        where, _, packages = pair.partition("=")
+        prefill, _, decode = packages.partition(",")
+        flags = ["--prefill", prefill, *(["--decode-package", decode] if decode else [])]
         model = random_model(where[7:], args.out.parent) if where.startswith("random:") else Path(where)
         name = where.removeprefix("random:").rstrip("/").rpartition("/")[2]
-        machine = study.machine(name, model, Path(package), args.calibrate)
+        machine = study.machine(name, model, flags, args.calibrate)
         for context in map(int, args.context.split(",")):
             for route in args.routes.split(","):
                 if time.monotonic() < until:
-                    study.cell(name, model, Path(package), machine, context, route)
+                    study.cell(name, model, flags, machine, context, route)
     report(study, args.markdown)
 
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvbaton::bench::Machine;
-use kvbaton::plan::route::Route;
+use kvbaton::plan::route::{Engine, Route};
 use kvbaton::{Error, ErrorKind, Memcpy, Range, Threads};
 use serde::Serialize;
 
@@ -35,15 +35,15 @@ impl Case {
     /// Every way of the routes; one that hands nothing over has one.
     fn all(routes: &[RouteChoice], modes: &[RunMode]) -> Result<Vec<Case>, Error> {
         let alone = [RunMode::AfterWarm];
+        let picked = || {
+            let message = "--route auto is for `run`: a bench measures the routes that it is told to";
+            Error::new(ErrorKind::Usage, message)
+        };
         let mut cases: Vec<Case> = Vec::new();
         for route in routes {
             let (route, modes) = match route {
                 RouteChoice::CoremlMlx => (Route::CoreMlMlx, modes),
-                RouteChoice::Mlx => (Route::Mlx, &alone[..]),
-                RouteChoice::Auto => {
-                    let message = "--route auto is for `run`: a bench measures the routes that it is told to";
-                    return Err(Error::new(ErrorKind::Usage, message));
-                }
+                other => (other.route().ok_or_else(picked)?, &alone[..]),
             };
             if cases.iter().all(|c| c.route != route) {
                 cases.extend(modes.iter().map(|mode| Case { route, mode: mode.mode() }));
@@ -54,8 +54,9 @@ impl Case {
 
     fn run(self, bench: &mut Bench<'_>, tokens: &[u32]) -> Result<Measured, Error> {
         match self.route {
+            Route::CoreMlMlx => bench.split(tokens, self.mode),
             Route::Mlx => bench.alone(tokens),
-            _ => bench.split(tokens, self.mode),
+            Route::CoreMl | Route::MlxCoreMl => bench.packaged(tokens, self.route.prefill()),
         }
     }
 }
@@ -121,6 +122,11 @@ pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -
     let host = need_host(host, "bench run")?;
     check(verb)?;
     let cases = Case::all(&verb.route, &verb.mode)?;
+    let packaged = cases.iter().find(|c| c.route.decode() == Engine::CoreMl);
+    if let Some(case) = packaged.filter(|_| verb.decode_package.is_none()) {
+        let message = format!("--route {} needs --decode-package", case.route.name());
+        return Err(Error::new(ErrorKind::Usage, message));
+    }
     let longest = verb.context.iter().copied().max().unwrap_or(2);
     let engine = Bench::open(&verb.prefill, verb.threads, longest - 1)?;
     let (prefill_engine, vocab) = {
@@ -133,7 +139,15 @@ pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let decoder = host.decoder(&request)?;
     let decode_engine = decoder.engine();
-    let mut bench = Bench { host, engine: Some(engine), decoder, max_tokens: verb.max_tokens };
+    let bench = Bench {
+        host,
+        engine: Some(engine),
+        decoder,
+        package: None,
+        prefiller: None,
+        max_tokens: verb.max_tokens,
+    };
+    let mut bench = bench.with_package(verb.decode_package.as_deref(), &request, verb.threads)?;
 
     let memcpy = speeds(verb.threads);
     let bar = printer.progress();
