@@ -85,6 +85,10 @@ fn bits_of(folder: &Path) -> Option<u64> {
 
 /// A package that prefills, as far as its cost goes. It must be of `subject`'s model.
 pub(crate) fn prefill_package(path: &Path, subject: &Subject, threads: usize) -> Result<Package, Error> {
+    if path.is_file() || path.join("chain.toml").is_file() {
+        let message = format!("the cost of a chain of packages cannot be estimated: `{}`", path.display());
+        return Err(Error::new(ErrorKind::Usage, message).hint("name one package, or the route with --route"));
+    }
     let engine = CpuPrefill::open(path, threads)?;
     if let (Some(own), Some(model)) = (engine.model(), &subject.model) {
         kvbaton::check_compatible(own, model, kvbaton::Waived { weights: true })?;
