@@ -19,9 +19,10 @@ from .compatible import check_compatible
 from .coreml import CoreMLInputs, GrowingCache, to_coreml
 from .decode import Decode
 from .errors import KvbatonError
-from .mlx import Handoff, from_mlx, to_mlx
+from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
 from .report import HandoffReport, PrefillReport
+from .verification import Thresholds, VerifyReport, verify
 
 __all__ = [
     "CacheView",
@@ -37,11 +38,15 @@ __all__ = [
     "PrefillReport",
     "PrefillResult",
     "Scan",
+    "Thresholds",
+    "VerifyReport",
     "__version__",
     "check_compatible",
     "errors",
     "from_mlx",
+    "prefill_to_mlx",
     "to_coreml",
     "to_mlx",
+    "verify",
     "weights_digest",
 ]

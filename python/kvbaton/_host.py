@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,12 @@ from typing import Any
 from . import _native
 from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
-from .mlx import cache_addresses, copied_bytes, describe, make_caches, to_mlx
-from .report import HandoffReport
+from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
+from .prefill import Prefill
+from .report import HandoffReport, PrefillReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
@@ -65,6 +68,31 @@ class Host:
         from ._compare import compare_prefill
 
         return json.dumps(compare_prefill(Path(folder), tokens, threads))
+
+    def page(self, document: str) -> str:
+        """A report as one HTML page."""
+        from ._verify.page import render
+
+        return render(json.loads(document))
+
+    def bench_page(self, document: str) -> str:
+        """A bench's report as one HTML page."""
+        from . import _bench_page
+
+        return _bench_page.render(json.loads(document))
+
+    def versions(self) -> str:
+        """Versions of what decodes, as JSON."""
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {"python": platform.python_version(), "platform": platform.platform()}
+        for name in ("mlx", "mlx-lm", "numpy"):
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                found[name] = "unknown"
+        return json.dumps(found)
 
 
 PREFILL_STEP = 2048
@@ -205,6 +233,70 @@ class MlxDecoder:
             handoff = to_mlx(CacheView(cache), self._model, tokens)
             self._caches, report = handoff.prompt_cache, handoff.report
         return json.dumps(report.to_dict())
+
+    def receive_streamed(self, prefill: _native.NativePrefill, tokens: Sequence[int]) -> tuple[str, str]:
+        """Prefills all tokens but the last and takes their rows over meanwhile; both reports as JSON."""
+        handoff = prefill_to_mlx(Prefill.of_native(prefill), tokens, self._model)
+        self._caches = handoff.prompt_cache
+        assert handoff.prefill is not None, "a prompt of one token is not prefilled"
+        return json.dumps(dataclasses.asdict(handoff.prefill)), json.dumps(handoff.report.to_dict())
+
+    def prefill(self, tokens: Sequence[int]) -> str:
+        """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
+        mx = self._mx
+        self._caches = make_caches(self._model)
+        count = len(tokens) - 1
+        start = time.perf_counter()
+        for first in range(0, count, _PREFILL_STEP):
+            piece = mx.array([list(tokens[first : min(first + _PREFILL_STEP, count)])])
+            self._model(piece, cache=self._caches)
+            # The logits are never evaluated, as in mlx-lm.
+            mx.eval([c.state for c in self._caches])
+            mx.clear_cache()
+        seconds = time.perf_counter() - start
+        report = PrefillReport(self.engine, "mlx-lm", count, seconds, count / seconds)
+        return json.dumps(dataclasses.asdict(report))
+
+    def forget(self, memory: bool) -> None:
+        """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        self._caches = []
+        gc.collect()
+        if memory:
+            self._mx.clear_cache()
+
+    def verify(
+        self,
+        cache: _native.NativeView | None,
+        reference: _native.NativeView | None,
+        tokens: Sequence[int],
+        options: str,
+    ) -> str:
+        """All rungs of one prompt, as JSON: what ``cache`` makes the model say, against what ``reference``
+        does, or the model's own prefill. Without a cache, as of a prompt of one token, from empty ones."""
+        from ._verify.ladder import Caches, HandedOver, Job, Side, climb, prefill_mlx
+        from ._verify.rungs import Thresholds
+
+        chosen = json.loads(options)
+        model = self._model
+        source = None if cache is None else CacheView(cache)
+        expected: Side
+        if reference is None:
+            expected = Caches(prefill_mlx(model, tokens[:-1]), model, tokens, own=True)
+        else:
+            expected = HandedOver(CacheView(reference), model, tokens)
+        found: Side = Caches(make_caches(model), model, tokens)
+        if source is not None:
+            found = HandedOver(source, model, tokens, through=True)
+        tokenizer = self._tokenizer
+        job = Job(
+            model=model,
+            thresholds=Thresholds(**chosen["thresholds"]),
+            max_tokens=chosen["max_tokens"],
+            source=source,
+            ends=frozenset(getattr(tokenizer, "eos_token_ids", None) or ()),
+            text=None if tokenizer is None else lambda run: str(tokenizer.decode(list(run))),
+        )
+        return json.dumps(climb(expected, found, job))
 
     def generate(
         self, remaining: Sequence[int], max_tokens: int, temperature: float

@@ -2,9 +2,13 @@
 
 use std::time::Instant;
 
-use kvbaton::{CacheView, Decode, Error, ErrorKind, HandoffReport, Logits, Memcpy, Threads, memcpy_share};
+use kvbaton::verify::Rung;
+use kvbaton::{
+    CacheView, Decode, Error, ErrorKind, HandoffReport, Logits, Memcpy, PrefillReport, SharedPrefill,
+    Threads, memcpy_share,
+};
 
-use crate::host::{Decoder, Generated, Token, Tokenizer};
+use crate::host::{Decoder, Generated, Token, Tokenizer, VerifyRequest};
 
 /// A decode package and, where there is one, a tokenizer.
 pub(crate) struct PackageDecoder<'a> {
@@ -55,6 +59,43 @@ impl Decoder for PackageDecoder<'_> {
         report.exposed_seconds = report.seconds;
         compare_with_memcpy(&mut report, &self.threads);
         Ok(report)
+    }
+
+    /// States are filled when all rows are there: no prediction may run on a state that is being written.
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error> {
+        let prompt = &tokens[..tokens.len().saturating_sub(1)];
+        let prefilled = engine.lock().unwrap_or_else(|e| e.into_inner()).prefill(prompt)?;
+        Ok((prefilled.report, self.receive(Some(prefilled.cache), tokens)?))
+    }
+
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error> {
+        let prompt = &tokens[..tokens.len().saturating_sub(1)];
+        self.engine.clear()?;
+        let start = Instant::now();
+        for &token in prompt {
+            self.engine.step(token)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(PrefillReport {
+            engine: self.engine(),
+            function: "decode".to_owned(),
+            tokens: prompt.len(),
+            seconds,
+            tokens_per_second: prompt.len() as f64 / seconds,
+        })
+    }
+
+    fn forget(&mut self, _: bool) {
+        // States that cannot be cleared are refused by the next hand-off.
+        drop(self.engine.clear());
+    }
+
+    fn verify(&mut self, _: VerifyRequest) -> Result<Vec<Rung>, Error> {
+        Err(Error::new(ErrorKind::Unavailable, "a decode package's caches cannot be compared yet"))
     }
 
     fn generate(

@@ -3,6 +3,8 @@
 use kvbaton_mil::MilError;
 use kvbaton_mil::program::TensorType;
 
+use crate::shapes::Shapes;
+
 /// Why a program cannot be loaded or run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -79,6 +81,16 @@ pub enum ExecError {
         expected: TensorType,
         /// The type of the array given.
         have: TensorType,
+    },
+    /// An input has a shape that the package does not allow.
+    #[error("input `{name}` has shape {have:?}, the function takes {allowed}")]
+    InputShape {
+        /// The input.
+        name: String,
+        /// The shapes it may have.
+        allowed: Shapes,
+        /// The shape of the array given.
+        have: Vec<usize>,
     },
     /// The function has states, and was run without any.
     #[error("function `{function}` has states ({states:?}), and was given none")]

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use kvbaton_kernels::rows::{self, Isa};
 use kvbaton_memory::{Buffer, Bytes};
-use kvbaton_mil::Package;
 use kvbaton_mil::program::{DataType, Dim, Function, TensorType, ValueId, ValueType};
+use kvbaton_mil::{ArrayFeature, FeatureKind, Package};
 
 use crate::array::Array;
 use crate::error::ExecError;
 use crate::graph::Graph;
 use crate::memory::{FloatBuf, Pool};
 use crate::ops::Operand;
+use crate::shapes::Shapes;
 use crate::state::State;
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
 
@@ -63,6 +64,7 @@ pub struct Executable {
     function: String,
     graph: Graph,
     inputs: Vec<Feature>,
+    shapes: Vec<Shapes>,
     outputs: Vec<Feature>,
     states: Vec<Feature>,
     threads: rayon::ThreadPool,
@@ -100,6 +102,8 @@ impl Executable {
                 return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
             }
         }
+        let shapes =
+            inputs.iter().map(|i| Shapes::of(described(&package, &f.name, &i.name), &i.ty)).collect();
         let mut graph = Graph::build(&package, f)?;
         if options.fuse {
             crate::fuse::fuse(&mut graph);
@@ -113,7 +117,7 @@ impl Executable {
         let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()), shown: Arc::default() };
         let function = f.name.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
-        Ok(Executable { package, function, graph, inputs, outputs, states, threads, context })
+        Ok(Executable { package, function, graph, inputs, shapes, outputs, states, threads, context })
     }
 
     /// Takes buffers of intermediate values from those that `other` has freed: for functions that run in turn.
@@ -131,6 +135,11 @@ impl Executable {
     /// What it takes.
     pub fn inputs(&self) -> &[Feature] {
         &self.inputs
+    }
+
+    /// The shapes that each input may have, in the order of [`Executable::inputs`].
+    pub fn input_shapes(&self) -> &[Shapes] {
+        &self.shapes
     }
 
     /// What it gives.
@@ -313,7 +322,7 @@ impl Executable {
                 return Err(ExecError::UnexpectedInput { name: (*name).to_owned(), expected: expected() });
             }
         }
-        for (feature, id) in self.inputs.iter().zip(&function.inputs) {
+        for ((feature, shapes), id) in self.inputs.iter().zip(&self.shapes).zip(&function.inputs) {
             let Some((_, array)) = inputs.iter().find(|(name, _)| *name == feature.name) else {
                 return Err(ExecError::MissingInput { name: feature.name.clone(), expected: expected() });
             };
@@ -321,7 +330,7 @@ impl Executable {
                 && array.shape().len() == feature.ty.shape.len()
                 && array.shape().iter().zip(&feature.ty.shape).all(|(n, d)| match d {
                     Dim::Fixed(m) => n == m,
-                    Dim::Unknown => *n > 0,
+                    Dim::Unknown => true,
                 });
             let mismatch = || ExecError::InputType {
                 name: feature.name.clone(),
@@ -334,6 +343,13 @@ impl Executable {
             if !fits {
                 return Err(mismatch());
             }
+            if !shapes.allow(array.shape()) {
+                return Err(ExecError::InputShape {
+                    name: feature.name.clone(),
+                    allowed: shapes.clone(),
+                    have: array.shape().to_vec(),
+                });
+            }
             let (dtype, shape) = (array.dtype(), array.shape());
             // Floats are read where they are: a cache may be most of the machine's memory.
             let value = Tensor::given(dtype, shape.to_vec(), array.bytes().clone())
@@ -341,6 +357,15 @@ impl Executable {
             values[id.0 as usize] = Some(value.ok_or_else(mismatch)?);
         }
         Ok(())
+    }
+}
+
+/// What the package says of an input.
+fn described<'a>(package: &'a Package, function: &str, input: &str) -> Option<&'a ArrayFeature> {
+    let features = package.description().functions.get(function)?;
+    match &features.inputs.iter().find(|f| f.name == input)?.kind {
+        FeatureKind::Array(array) => Some(array),
+        FeatureKind::Other(_) => None,
     }
 }
 

@@ -297,6 +297,12 @@ impl Tensor {
         })
     }
 
+    /// As [`Tensor::into_exclusive`], and its elements one after the other.
+    pub(crate) fn into_exclusive_packed(self, cx: &Context) -> Result<Tensor, String> {
+        let packed = if self.is_packed() { self } else { self.to_packed(cx)? };
+        packed.into_exclusive(cx)
+    }
+
     /// Stored positions of the view's elements, in order.
     pub(crate) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
         let mut index = vec![0usize; self.rank()];

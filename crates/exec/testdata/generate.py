@@ -507,13 +507,13 @@ def stateful():
 def refused():
     @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.fp16)], opset_version=ct.target.iOS18)
     def missing(x):
-        return mb.sinh(x=mb.exp(x=x), name="hyperbolic")
+        return mb.sliding_windows(x=mb.exp(x=x), axis=1, size=2, name="windows")
 
     save(missing, "missing")
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3, 4), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.int32)], opset_version=ct.target.iOS18)
     def form(x):
-        return mb.layer_norm(x=x, axes=[1], epsilon=np.float16(1e-3), name="middle")
+        return mb.exp2(x=x, name="power")
 
     save(form, "form")
 

@@ -79,6 +79,11 @@ impl CpuPrefill {
         self.functions.chunks.last().map_or(whole, |f| f.context.max(whole))
     }
 
+    /// Tokens of a chunk and rows of the largest context, where prompts may take several chunks.
+    pub fn chunks(&self) -> Option<(usize, usize)> {
+        self.functions.chunks.last().map(|f| (f.tokens, f.context))
+    }
+
     /// What each chunk of the last prefill cost; nothing if it took one function.
     pub fn chunk_times(&self) -> &[ChunkTime] {
         &self.chunk_times

@@ -88,6 +88,16 @@ impl FakePrefill {
         Ok(FakePrefill { cache, layout, functions, habits, pool: Vec::new(), predictions: 0 })
     }
 
+    /// Whether no view holds a buffer.
+    pub fn is_idle(&self) -> bool {
+        self.pool.iter().flatten().all(|buffer| buffer.write().is_ok())
+    }
+
+    /// Sets of buffers that predictions have needed at once.
+    pub fn buffer_sets(&self) -> usize {
+        self.pool.len()
+    }
+
     /// The tensors of a prediction that holds `rows` rows: keys, then values, of each of its groups of layers.
     fn tensors(&self, rows: usize) -> Vec<Output> {
         let (heads, key_dim, value_dim) =

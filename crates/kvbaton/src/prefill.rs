@@ -1,6 +1,7 @@
 //! Engines that run a package over a prompt.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use kvbaton_layout::{CacheSpec, Layout, ModelSpec};
 
@@ -93,6 +94,9 @@ pub trait Prefill: Send {
         Ok(done)
     }
 }
+
+/// An engine that several owners use in turn.
+pub type SharedPrefill = Arc<Mutex<Box<dyn Prefill>>>;
 
 /// The shortest function that takes `tokens` tokens.
 ///

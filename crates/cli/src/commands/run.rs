@@ -1,18 +1,21 @@
 //! `kvbaton run`: the main job.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
+use kvbaton::plan::route::{Route, RouteEstimate};
 use kvbaton::{
     ChainPrefill, CpuDecode, CpuPrefill, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill,
-    PrefillReport, Stated, Waived, check_compatible, open_dump,
+    PrefillReport, SharedPrefill, Stated, Waived, check_compatible, open_dump,
 };
 use serde::Serialize;
 
+use super::routes::{self, Question, named_machine, prefill_package, subject};
 use super::{layout, need_host, read_text};
 use crate::Host;
-use crate::args::{Different, Foreign, Prompt, Run};
+use crate::args::{Different, Foreign, Prompt, RouteChoice, Run};
 use crate::host::{Decoder, DecoderRequest, Generated, Prefiller, Tokenizer};
 use crate::package_decoder::PackageDecoder;
 use crate::printer::{Printer, bytes, seconds, table};
@@ -29,7 +32,30 @@ struct Report {
     handoff: HandoffReport,
     decode: DecodeReport,
     time_to_first_token_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<Decision>,
     allowed_different: Vec<&'static str>,
+}
+
+/// The route that was picked, what it was to cost, and what it did.
+#[derive(Serialize)]
+struct Decision {
+    pick: Route,
+    reason: String,
+    machine: serde_json::Value,
+    estimated: Vec<RouteEstimate>,
+    measured: Cost,
+}
+
+/// What a route did, under the names of its estimate.
+#[derive(Default, Serialize)]
+struct Cost {
+    prefill_seconds: f64,
+    exposed_seconds: f64,
+    first_step_seconds: f64,
+    decode_seconds: f64,
+    time_to_first_token_seconds: f64,
+    total_seconds: f64,
 }
 
 #[derive(Serialize)]
@@ -71,7 +97,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         check_package(producer.model(), engine.model(), waived)?;
         Box::new(PackageDecoder::new(Box::new(engine), tokenizer(verb, host)?, verb.threads))
     } else {
-        check_models(verb, producer.model(), host, waived)?;
+        check_models(producer.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
         let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
         host.decoder(&request)?
     };
@@ -86,16 +112,26 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
-    if let (Producer::Engine(engine), false) = (&mut producer, prompt.is_empty()) {
+    let decision = decide(verb, &producer, host, tokens.len())?;
+    let alone = decision.as_ref().is_some_and(|d| d.pick == Route::Mlx) || verb.route == RouteChoice::Mlx;
+    if let (Producer::Engine(engine), false, false) = (&mut producer, prompt.is_empty(), alone) {
         engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
     }
 
     let start = Instant::now();
-    let (view, prefill) = match producer {
-        Producer::Engine(_) | Producer::Model(..) if prompt.is_empty() => (None, None),
-        Producer::Engine(mut engine) => {
+    let (prefill, mut handoff) = match producer {
+        Producer::Engine(_) | Producer::Model(..) if prompt.is_empty() => {
+            (None, decoder.receive(None, &tokens)?)
+        }
+        Producer::Engine(_) if alone => (Some(decoder.prefill(&tokens)?), HandoffReport::of_nothing(0.0)),
+        Producer::Engine(mut engine) if verb.no_stream => {
             let prefilled = engine.prefill(prompt)?;
-            (Some(prefilled.cache), Some(prefilled.report))
+            (Some(prefilled.report), decoder.receive(Some(prefilled.cache), &tokens)?)
+        }
+        Producer::Engine(engine) => {
+            let shared: SharedPrefill = Arc::new(Mutex::new(engine));
+            let (prefill, handoff) = decoder.receive_streamed(&shared, &tokens)?;
+            (Some(prefill), handoff)
         }
         Producer::Model(mut model, _) => {
             let view = model.prefill(prompt)?;
@@ -107,15 +143,14 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
                 seconds,
                 tokens_per_second: prompt.len() as f64 / seconds,
             };
-            (Some(view), Some(report))
+            (Some(report), decoder.receive(Some(view), &tokens)?)
         }
         Producer::Dump(stated) => {
             let (layout, model) = *stated;
             let view = open_dump(&verb.prefill, layout, model, dumped_rows(&verb.foreign, tokens.len()))?;
-            (Some(view), None)
+            (None, decoder.receive(Some(view), &tokens)?)
         }
     };
-    let mut handoff = decoder.receive(view, &tokens)?;
     let before_decode = start.elapsed().as_secs_f64();
     let remaining = tokens[tokens.len() - 1..].to_vec();
     let mut emit = |token: &crate::Token| {
@@ -130,10 +165,11 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     }
     handoff.first_step_copied_bytes = Some(generated.first_step_copied_bytes);
 
-    let report = Report {
+    let mut report = Report {
+        route: decision,
         decode: decode_report(decoder.engine(), &generated),
         prompt_tokens: tokens.len(),
-        handed_off_tokens: prompt.len(),
+        handed_off_tokens: if alone { 0 } else { prompt.len() },
         remaining_tokens: remaining,
         prefill,
         time_to_first_token_seconds: before_decode - handoff.yardstick_seconds + generated.first_step_seconds,
@@ -142,12 +178,55 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         tokens: generated.tokens,
         allowed_different: if waived.weights { vec!["weights"] } else { Vec::new() },
     };
+    let measured = Cost {
+        prefill_seconds: report.prefill.as_ref().map_or(0.0, |p| p.seconds),
+        exposed_seconds: report.handoff.exposed_seconds,
+        first_step_seconds: report.decode.first_step_seconds,
+        decode_seconds: report.decode.seconds,
+        time_to_first_token_seconds: report.time_to_first_token_seconds,
+        total_seconds: report.time_to_first_token_seconds + report.decode.seconds
+            - report.decode.first_step_seconds,
+    };
+    if let Some(route) = &mut report.route {
+        route.measured = measured;
+    }
     if printer.is_json() {
         printer.document(&report);
     } else {
         printer.raw_error(&summary(&report));
     }
     Ok(())
+}
+
+/// What `kvbaton plan` picks, where that was asked for.
+fn decide(
+    verb: &Run,
+    producer: &Producer<'_>,
+    host: &dyn Host,
+    prompt_tokens: usize,
+) -> Result<Option<Decision>, Error> {
+    if verb.route != RouteChoice::CoremlMlx && !matches!(producer, Producer::Engine(_)) {
+        let message = "--route chooses between a package and the model that decodes: --prefill is no package";
+        return Err(Error::new(ErrorKind::Usage, message));
+    }
+    if verb.route != RouteChoice::Auto {
+        return Ok(None);
+    }
+    let machine = named_machine(&verb.circumstances)?;
+    let subject = subject(&verb.decode.display().to_string(), verb.dtype.map(|d| d.dtype()), Some(host))?;
+    let package = prefill_package(&verb.prefill, &subject, verb.threads)?;
+    let question = Question {
+        subject: &subject,
+        machine: &machine,
+        context: prompt_tokens,
+        max_tokens: verb.max_tokens,
+        prefill: Some(&package),
+        decode: None,
+    };
+    let choice = routes::decide(&question, &verb.circumstances)?;
+    let (machine, measured) = (super::plan::about(&machine), Cost::default());
+    let pick = choice.pick.expect("`decide` fails without a pick");
+    Ok(Some(Decision { pick, reason: choice.reason, machine, estimated: choice.routes, measured }))
 }
 
 /// Whether a folder is a Core ML package.
@@ -228,7 +307,7 @@ fn check_package(prefill: Option<&ModelSpec>, package: &ModelSpec, waived: Waive
 }
 
 /// What a folder says of its model, its weights' digest included.
-fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
+pub(super) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
     let digest = DigestCache::of_user().weights_digest(folder)?;
     Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
 }
@@ -253,22 +332,22 @@ fn check_flags(verb: &Run) -> Result<(), Error> {
 }
 
 /// The package and the decoder must be of one model, before anything heavy is loaded.
-fn check_models(
-    verb: &Run,
+pub(super) fn check_models(
     package: Option<&ModelSpec>,
+    decode: &Path,
+    source_model: Option<&Path>,
     host: &dyn Host,
     waived: Waived,
 ) -> Result<(), Error> {
     let Some(package) = package else { return Ok(()) };
-    let decoder = host.model_spec(&verb.decode)?;
+    let decoder = host.model_spec(decode)?;
     // Geometry first: its errors say more than a digest does.
     check_compatible(package, &decoder, Waived { weights: true })?;
     if waived.weights {
         return Ok(());
     }
     let digests = DigestCache::of_user();
-    let folder = verb.source_model.as_ref().unwrap_or(&verb.decode);
-    let digest = digests.weights_digest(folder)?;
+    let digest = digests.weights_digest(source_model.unwrap_or(decode))?;
     check_compatible(package, &ModelSpec { weights_digest: Some(digest), ..decoder }, waived)
 }
 
@@ -308,7 +387,7 @@ fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
 }
 
 /// The prompt's own length in an error that speaks of the tokens to be prefilled.
-fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
+pub(super) fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
     if error.kind() != ErrorKind::PromptTooLong {
         return error;
     }
@@ -369,6 +448,13 @@ fn summary(report: &Report) -> String {
             serde_json::to_value(h.path).ok().and_then(|p| p.as_str().map(str::to_owned)).unwrap_or_default(),
         ),
     ));
+    if let Some(streamed) = &h.streamed {
+        rows.push(row(
+            "  of it exposed",
+            h.exposed_seconds,
+            format!("{} pieces moved while the prefill ran", streamed.pieces),
+        ));
+    }
     rows.push(row(
         "first decode step",
         report.decode.first_step_seconds,
@@ -385,6 +471,11 @@ fn summary(report: &Report) -> String {
         ),
     ));
     rows.push(row("time to first token", report.time_to_first_token_seconds, String::new()));
+    if let Some(route) = &report.route {
+        let estimate = route.estimated.iter().find(|r| r.name == route.pick);
+        let estimated = estimate.and_then(|r| r.time_to_first_token_seconds);
+        rows.push(row("  as estimated", estimated.unwrap_or(0.0), route.reason.clone()));
+    }
     let mut text = table(&rows);
     if let Some(note) = &h.note {
         text.push_str(&format!("memcpy: {note}\n"));

@@ -1,4 +1,4 @@
-//! `slice_by_index`: a range of every dimension, with steps, masks and squeezed dimensions.
+//! `slice_by_index`: a range of every dimension, with steps, masks and squeezed dimensions. `slice_by_size`, `reverse`.
 
 use super::{Form, Op, Reason};
 use crate::tensor::{Context, Data, Tensor, is_float};
@@ -145,6 +145,95 @@ impl Op for Slice {
         let whole = lead.iter().zip(shapes[0]).all(|(r, d)| r.len == *d && r.step == 1 && !r.squeeze);
         (is_float(self.dtype) && whole && last.step == 1 && !last.squeeze)
             .then(|| vec![Step::Slice { start: last.start }])
+    }
+}
+
+#[derive(Debug)]
+struct SliceBySize {
+    /// Known at load, or the operands 1 and 2.
+    begin: Option<Vec<i64>>,
+    size: Option<Vec<i64>>,
+}
+
+pub(super) fn by_size(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
+    form.operand("x")?;
+    let known = |form: &Form<'_>, name| form.constant(name).map(|_| form.ints(name)).transpose();
+    let (begin, size) = (known(form, "begin")?.flatten(), known(form, "size")?.flatten());
+    form.operand("begin")?;
+    form.operand("size")?;
+    Ok(Box::new(SliceBySize { begin, size }))
+}
+
+/// Start and length in every dimension; a size of -1 takes what is left.
+fn sized(x: &[usize], begin: &[i64], size: &[i64]) -> Result<Vec<(usize, usize)>, Reason> {
+    let refuse = || format!("begin {begin:?} and size {size:?} of a tensor of shape {x:?}");
+    if begin.len() != x.len() || size.len() != x.len() {
+        return Err(refuse());
+    }
+    let part = |d: usize| {
+        let whole = i64::try_from(x[d]).ok()?;
+        let start = if begin[d] < 0 { begin[d] + whole } else { begin[d] };
+        let len = if size[d] == -1 { whole - start } else { size[d] };
+        let (start, len) = (usize::try_from(start).ok()?, usize::try_from(len).ok()?);
+        (start.checked_add(len)? <= x[d]).then_some((start, len))
+    };
+    (0..x.len()).map(|d| part(d).ok_or_else(refuse)).collect()
+}
+
+impl Op for SliceBySize {
+    fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
+        let (Some(begin), Some(size)) = (&self.begin, &self.size) else { return Ok(None) };
+        Ok(Some(vec![sized(shapes[0], begin, size)?.into_iter().map(|(_, len)| len).collect()]))
+    }
+
+    fn eval(&self, _: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
+        let mut view = operands[0].clone();
+        let parts = sized(&view.shape, &super::wide(&operands[1])?, &super::wide(&operands[2])?)?;
+        for (d, (start, len)) in parts.into_iter().enumerate() {
+            view = view.narrowed(d, start, len, 1);
+        }
+        Ok(vec![view])
+    }
+}
+
+#[derive(Debug)]
+struct Reverse {
+    /// `None`: all.
+    axes: Option<Vec<i64>>,
+}
+
+pub(super) fn reverse(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
+    form.operand("x")?;
+    Ok(Box::new(Reverse { axes: form.ints("axes")? }))
+}
+
+impl Reverse {
+    fn dims(&self, rank: usize) -> Result<Vec<usize>, Reason> {
+        match &self.axes {
+            Some(axes) => axes.iter().map(|a| super::axis_of(*a, rank)).collect(),
+            None => Ok((0..rank).collect()),
+        }
+    }
+}
+
+impl Op for Reverse {
+    fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
+        self.dims(shapes[0].len())?;
+        Ok(Some(vec![shapes[0].to_vec()]))
+    }
+
+    fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
+        let mut view = operands[0].clone();
+        for d in self.dims(view.rank())? {
+            let len = view.shape[d];
+            view = reversed(
+                cx,
+                &view,
+                d,
+                &Range { start: len.saturating_sub(1), len, step: -1, squeeze: false },
+            )?;
+        }
+        Ok(vec![view])
     }
 }
 

@@ -12,7 +12,7 @@ mod lanes;
 mod matmul;
 mod reduce;
 
-pub use elementwise::{Binary, Source, Table, Unary, binary, narrow, unary, widen};
+pub use elementwise::{Binary, Pointwise, Source, Table, Unary, binary, narrow, unary, widen};
 pub use matmul::{Matrix, Panels, Product, multiply};
 pub use reduce::{Reduction, layer_norm, reduce, softmax};
 

@@ -1,0 +1,137 @@
+"""Runs the cases of `conformance.py` through coremltools and writes them to `ops/*.mil`.
+
+A case is a builder and arrays. The builder is run twice by coremltools: on constants, where `value_inference` (Apple's
+numpy definition of the operation) gives the expected values, and on inputs, which gives the program. Where coremltools
+has no definition, or a broken one, a numpy expression stands beside the case, and the file says so. Cases run in every
+opset from iOS 16 on that defines the operation anew. `registry.json` lists all operations of MIL, for the table in
+`docs/ops.md`.
+"""
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+logging.disable(logging.CRITICAL)
+warnings.filterwarnings("ignore")
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+from mil_text import numbers, program_text
+
+HERE = Path(__file__).parent / "ops"
+TARGETS = {16: ct.target.iOS16, 17: ct.target.iOS17, 18: ct.target.iOS18}
+VERSIONS = {16: 7, 17: 8, 18: 9}
+TYPES = {
+    "float16": types.fp16,
+    "float32": types.fp32,
+    "int32": types.int32,
+    "int16": types.int16,
+    "uint16": types.uint16,
+    "int8": types.int8,
+    "uint8": types.uint8,
+    "bool": types.bool,
+}
+FILES: dict[str, list[str]] = {}
+PROBLEMS: list[str] = []
+F16, F32, I32 = np.float16, np.float32, np.int32
+# Of the largest value: what rounding an fp32 or an fp16 result once more can change.
+CLOSE, HALF = 1e-6, 1e-3
+
+
+def opsets(op):
+    """The first opset, from iOS 16 on, of each definition of `op`."""
+    definitions = SSAOpRegistry.core_ops[op]
+    found, last = [], None
+    for version, target in TARGETS.items():
+        definition = definitions.get(target)
+        if definition is not None and definition is not last:
+            found.append(version)
+        last = definition
+    return found
+
+
+def rng(op, name):
+    return np.random.default_rng(sum(map(ord, op + name)))
+
+
+def case(op, name, build, *inputs, want=None, within=0.0, only=None, fails=None):
+    """`within`: of the largest expected value; 0 means the same values. Inputs are arrays, or shapes to fill with noise
+    as `(dtype, *shape)`."""
+    random = rng(op, name)
+    arrays = []
+    for given in inputs:
+        if isinstance(given, tuple):
+            dtype, *shape = given
+            noise = random.standard_normal(shape) * (1 if np.dtype(dtype).kind == "f" else 9)
+            given = noise.astype(dtype) if dtype is not bool else noise > 0
+        arrays.append(np.asarray(given))
+    versions = only or opsets(op)
+    for version in versions:
+        try:
+            FILES.setdefault(op, []).append(
+                written(op, name, version, versions, build, arrays, want, within, fails)
+            )
+        except Exception as error:
+            PROBLEMS.append(f"{op} {name} iOS{version}: {type(error).__name__}: {error}")
+
+
+def written(op, name, version, versions, build, arrays, want, within, fails):
+    """The text of one case in one opset."""
+    label = name if len(versions) == 1 else f"{name}_ios{version}"
+    names = ["x", "y", "z", "w"][: len(arrays)]
+    specs = [mb.TensorSpec(a.shape, dtype=TYPES[str(a.dtype)]) for a in arrays]
+    scope = {"build": build, "as_tuple": lambda r: tuple(r) if isinstance(r, (list, tuple)) else r}
+    exec(f"def program({', '.join(names)}):\n    return as_tuple(build({', '.join(names)}))", scope)
+    program = mb.program(input_specs=specs, opset_version=TARGETS[version])(scope["program"])
+    text, results = program_text(program, VERSIONS[version])
+    oracle = "numpy"
+    expected = None
+    if fails is None and want is None:
+        oracle = "coremltools"
+        holder = []
+
+        @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=TARGETS[version])
+        def constants(unused):
+            found = scope["as_tuple"](build(*[mb.const(val=a.copy()) for a in arrays]))
+            found = found if isinstance(found, tuple) else (found,)
+            holder.extend(v.val for v in found)
+            return mb.identity(x=unused)
+
+        expected = holder
+        assert all(v is not None for v in expected), f"{op} {label}: coremltools has no value for it"
+    elif fails is None:
+        expected = want(*arrays)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+    lines = [f"case {label} {oracle}\n{text}"]
+    lines += [f"given {n} = {numbers(a)};\n" for n, a in zip(names, arrays)]
+    if fails is not None:
+        lines.append(f"fails {json.dumps(fails)};\n")
+    else:
+        assert len(results) == len(expected), f"{op} {label}: {len(results)} results, {len(expected)} values"
+        for n, value in zip(results, expected):
+            value = np.asarray(value)
+            if value.dtype == np.float64:
+                value = value.astype(np.float32)
+            tolerance = f" within {within:g}" if within and value.dtype.kind == "f" else ""
+            lines.append(f"expect {n}{tolerance} = {numbers(value)};\n")
+    return "".join(lines)
+
+
+def write():
+    if PROBLEMS:
+        raise SystemExit("\n".join(PROBLEMS))
+    for old in HERE.glob("*.mil"):
+        old.unlink()
+    for op, cases in sorted(FILES.items()):
+        head = f"# {op}: written by ../conformance.py, in the form that ../mil_text.py explains.\n\n"
+        (HERE / f"{op}.mil").write_text(head + "\n".join(cases))
+    registry = {
+        op: sorted(v for v in VERSIONS if v in opsets(op)) for op in SSAOpRegistry.core_ops if op[0] != "_"
+    }
+    registry |= {"read_state": [18], "write_state": [18]}
+    lines = ",\n".join(f"  {json.dumps(op)}: {json.dumps(v)}" for op, v in sorted(registry.items()))
+    (HERE / "registry.json").write_text("{\n" + lines + "\n}\n")
