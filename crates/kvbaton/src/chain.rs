@@ -26,8 +26,8 @@ use stage::{Passed, Stage};
 struct ChainFile {
     /// Version of the file's form.
     format: u32,
-    /// The layout of the whole cache, where packages do not state theirs: the tensor `t` of the n-th package that has
-    /// a cache is `n/t`.
+    /// The layout of the whole cache, where packages do not state theirs. Where its names begin with `{group}/`, the
+    /// tensor `t` of the n-th package that has a cache is `n/t`.
     layout: Option<LayoutName>,
     #[serde(default)]
     stage: Vec<StageFile>,
@@ -122,8 +122,11 @@ impl ChainPrefill {
         let held: Vec<&mut Stage> = stages.iter_mut().filter(|s| s.has_cache()).collect();
         let (layout, past) = match whole {
             Some(mut layout) => {
-                // The whole cache's layout names tensors by their package.
-                held.into_iter().enumerate().for_each(|(n, stage)| stage.name_tensors(n));
+                let by_package =
+                    layout.tensors.iter().any(|rule| rule.name.to_string().starts_with("{group}/"));
+                if by_package {
+                    held.into_iter().enumerate().for_each(|(n, stage)| stage.name_tensors(n));
+                }
                 layout.inputs = stages[0].layout.inputs.clone();
                 (layout, None)
             }
