@@ -6,6 +6,10 @@
 Every route starts from the same float16 arrays (layers, kv_heads, context, head_dim) of Qwen3-0.6B's shape
 with three quarters of the rows live, and ends when the first decode step has updated every cache. "cold" is a
 route's first use in a process of its own, "warm" the median of the later ones. Each route's rows are checked.
+
+The routes are written out from what their projects describe: the split that a first attempt makes (one MLX
+array, sliced and copied layer by layer), mx.zeros filled by numpy, exo's token-major chunks in msgpack, and
+mlx-lm's own save_prompt_cache and load_prompt_cache.
 """
 
 from __future__ import annotations
@@ -16,16 +20,18 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import kvbaton
 import mlx.core as mx
 import msgpack
 import numpy as np
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
 from mlx_lm.models.qwen3 import Model, ModelArgs
 
 LAYERS, HEADS, DIM = 28, 8, 128
@@ -99,6 +105,29 @@ def route_slices(k: Array, v: Array, rows: int, model: Any) -> Caches:
     return caches
 
 
+def route_naive_split(k: Array, v: Array, rows: int, model: Any) -> Caches:
+    """Each layer's live rows cut out with numpy, made an array of MLX, and given to an empty cache."""
+    caches = []
+    for layer in range(LAYERS):
+        cache = KVCache()
+        cache.update_and_fetch(
+            mx.array(k[layer : layer + 1, :, :rows]), mx.array(v[layer : layer + 1, :, :rows])
+        )
+        caches.append(cache)
+    mx.eval([c.keys for c in caches], [c.values for c in caches])
+    return caches
+
+
+def route_save_load(k: Array, v: Array, rows: int, model: Any) -> Caches:
+    """mlx-lm's prompt cache file, written by the one side and read by the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "cache.safetensors")
+        save_prompt_cache(file, route_naive_split(k, v, rows, model))
+        caches = load_prompt_cache(file)
+        mx.eval([c.keys for c in caches], [c.values for c in caches])
+    return list(caches)
+
+
 def route_msgpack(k: Array, v: Array, rows: int, model: Any) -> Caches:
     """exo's wire order: token-major chunks of 512 rows in msgpack, put together by the receiver."""
     caches = []
@@ -124,7 +153,9 @@ ROUTES: dict[str, Callable[[Array, Array, int, Any], Caches]] = {
     "kvbaton": route_kvbaton,
     "mx.array of the capacity": route_whole_capacity,
     "mx.zeros + numpy, 2 threads": route_numpy_fill,
+    "naive split": route_naive_split,
     "slices of one mx.array": route_slices,
+    "mlx-lm save and load": route_save_load,
     "msgpack chunks, token-major": route_msgpack,
 }
 

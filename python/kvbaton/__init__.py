@@ -17,14 +17,17 @@ from ._native import __version__, weights_digest
 from .cache import CacheView, Finding, LayerView, Scan
 from .compatible import check_compatible
 from .coreml import CoreMLInputs, GrowingCache, to_coreml
+from .decode import Decode
 from .errors import KvbatonError
-from .mlx import Handoff, from_mlx, to_mlx
+from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
 from .report import HandoffReport, PrefillReport
+from .verification import Thresholds, VerifyReport, verify
 
 __all__ = [
     "CacheView",
     "CoreMLInputs",
+    "Decode",
     "Finding",
     "GrowingCache",
     "Handoff",
@@ -35,11 +38,15 @@ __all__ = [
     "PrefillReport",
     "PrefillResult",
     "Scan",
+    "Thresholds",
+    "VerifyReport",
     "__version__",
     "check_compatible",
     "errors",
     "from_mlx",
+    "prefill_to_mlx",
     "to_coreml",
     "to_mlx",
+    "verify",
     "weights_digest",
 ]

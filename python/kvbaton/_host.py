@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import _native
 from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
-from .mlx import cache_addresses, copied_bytes, describe, make_caches, to_mlx
-from .report import HandoffReport
+from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
+from .prefill import Prefill
+from .report import HandoffReport, PrefillReport
 
 _KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
@@ -42,22 +45,20 @@ class Host:
         """Loads a model and its tokenizer."""
         return MlxDecoder(Path(folder), dtype)
 
-    def export(
-        self,
-        model: Path,
-        out: Path,
-        buckets: list[int],
-        kv_outputs: Any,
-        force: bool,
-        progress: Callable[[str, int, int], None],
-    ) -> str:
-        """Writes a package and returns the report as JSON."""
+    def prefiller(self, folder: Path, dtype: str | None) -> MlxPrefiller:
+        """Loads a model that prefills."""
+        return MlxPrefiller(Path(folder), dtype)
+
+    def tokenizer(self, folder: Path) -> Tokenizer | None:
+        """Loads a folder's tokenizer, if it has one."""
+        return Tokenizer(Path(folder)) if _has_tokenizer(Path(folder)) else None
+
+    def export(self, model: Path, out: Path, **options: Any) -> str:
+        """Writes a package, or several, and returns the report as JSON."""
         from ._export import ExportError, export
 
         try:
-            report = export(
-                Path(model), Path(out), buckets=buckets, kv_outputs=kv_outputs, force=force, progress=progress
-            )
+            report = export(Path(model), Path(out), **options)
         except ExportError as error:
             raise _from_export(error) from error
         return json.dumps(dataclasses.asdict(report), default=str)
@@ -68,42 +69,149 @@ class Host:
 
         return json.dumps(compare_prefill(Path(folder), tokens, threads))
 
+    def page(self, document: str) -> str:
+        """A report as one HTML page."""
+        from ._verify.page import render
+
+        return render(json.loads(document))
+
+    def bench_page(self, document: str) -> str:
+        """A bench's report as one HTML page."""
+        from . import _bench_page
+
+        return _bench_page.render(json.loads(document))
+
+    def versions(self) -> str:
+        """Versions of what decodes, as JSON."""
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {"python": platform.python_version(), "platform": platform.platform()}
+        for name in ("mlx", "mlx-lm", "numpy"):
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                found[name] = "unknown"
+        return json.dumps(found)
+
+
+PREFILL_STEP = 2048
+"""Tokens that MLX prefills at once, as mlx-lm does."""
+
+
+def _load(folder: Path, dtype: str | None) -> tuple[Any, Any]:
+    """A model in ``dtype``, or as it is, and its tokenizer, if it has one."""
+    try:
+        import mlx.core as mx
+        import mlx_lm
+        from mlx_lm.utils import load_model
+    except ImportError as error:
+        raise UnavailableError(f"mlx-lm is needed: {error}", hint="pip install 'kvbaton[mlx]'") from error
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"`{folder}` has no config.json", fields={"folder": str(folder)})
+    tokenizer: Any = None
+    try:
+        if _has_tokenizer(folder):
+            model, tokenizer = mlx_lm.load(str(folder))[:2]
+        else:
+            model = load_model(folder)[0]
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        raise ModelError(
+            f"mlx-lm cannot load `{folder}`: {' '.join(str(error).split())}",
+            fields={"folder": str(folder)},
+        ) from error
+    if dtype is not None:
+        model.set_dtype(getattr(mx, dtype))
+        mx.eval(model.parameters())
+    describe(model)  # once, so that the hand-off finds it done
+    return model, tokenizer
+
+
+def _mlx_engine() -> str:
+    import mlx.core as mx
+
+    return "mlx-gpu" if mx.metal.is_available() else "mlx-cpu"
+
+
+def _encode(tokenizer: Any, prompt: str, ignore_chat_template: bool) -> list[int]:
+    """The ids of a prompt, as a user's message unless the chat template is to be ignored."""
+    if ignore_chat_template or getattr(tokenizer, "chat_template", None) is None:
+        return list(tokenizer.encode(prompt))
+    messages = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+class MlxPrefiller:
+    """A model that mlx-lm has loaded, to prefill with."""
+
+    def __init__(self, folder: Path, dtype: str | None) -> None:
+        self._model, _ = _load(folder, dtype)
+
+    @property
+    def engine(self) -> str:
+        """``mlx-gpu`` where MLX has Metal, else ``mlx-cpu``."""
+        return _mlx_engine()
+
+    def prefill(self, tokens: Sequence[int]) -> _native.NativeView:
+        """Runs all of ``tokens`` and gives their cache."""
+        import mlx.core as mx
+
+        from .mlx import from_mlx
+
+        caches = make_caches(self._model)
+        for start in range(0, len(tokens), PREFILL_STEP):
+            self._model(mx.array([list(tokens[start : start + PREFILL_STEP])]), cache=caches)
+            mx.eval([c.state for c in caches])
+        return from_mlx(caches, self._model, tokens=tokens)._native
+
+
+class Tokenizer:
+    """A tokenizer of a run whose decoder has none."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from mlx_lm.tokenizer_utils import load
+        except ImportError as error:
+            raise UnavailableError(f"mlx-lm is needed: {error}", hint="pip install 'kvbaton[mlx]'") from error
+        try:
+            self._tokenizer = load(folder)
+        except (ValueError, KeyError, OSError, RuntimeError) as error:
+            raise ModelError(
+                f"the tokenizer of `{folder}` cannot be loaded: {' '.join(str(error).split())}",
+                fields={"folder": str(folder)},
+            ) from error
+        self._text = _Text(self._tokenizer)
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids that end an answer."""
+        return sorted(getattr(self._tokenizer, "eos_token_ids", None) or ())
+
+    def encode(self, prompt: str, ignore_chat_template: bool) -> list[int]:
+        """The ids of a prompt."""
+        return _encode(self._tokenizer, prompt, ignore_chat_template)
+
+    def add(self, token: int) -> str:
+        """The text that ``token`` makes certain."""
+        return self._text.add(token, False)
+
+    def finish(self) -> str:
+        """What was still open."""
+        return self._text.finish()
+
 
 class MlxDecoder:
     """A model that mlx-lm has loaded."""
 
     def __init__(self, folder: Path, dtype: str | None) -> None:
-        try:
-            import mlx.core as mx
-            import mlx_lm
-            from mlx_lm.utils import load_model
-        except ImportError as error:
-            raise UnavailableError(f"mlx-lm is needed: {error}", hint="pip install 'kvbaton[mlx]'") from error
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"`{folder}` has no config.json", fields={"folder": str(folder)})
-        self._mx = mx
-        self._tokenizer: Any = None
-        try:
-            if _has_tokenizer(folder):
-                self._model, self._tokenizer = mlx_lm.load(str(folder))[:2]
-            else:
-                self._model = load_model(folder)[0]
-        except (ValueError, KeyError, OSError, RuntimeError) as error:
-            raise ModelError(
-                f"mlx-lm cannot load `{folder}`: {' '.join(str(error).split())}",
-                fields={"folder": str(folder)},
-            ) from error
-        if dtype is not None:
-            self._model.set_dtype(getattr(mx, dtype))
-            mx.eval(self._model.parameters())
-        describe(self._model)  # once, so that the hand-off finds it done
+        self._model, self._tokenizer = _load(folder, dtype)
         self._folder = folder
         self._caches: list[Any] = []
 
     @property
     def engine(self) -> str:
         """``mlx-gpu`` where MLX has Metal, else ``mlx-cpu``."""
-        return "mlx-gpu" if self._mx.metal.is_available() else "mlx-cpu"
+        return _mlx_engine()
 
     def encode(self, prompt: str, ignore_chat_template: bool) -> list[int]:
         """The ids of a prompt, as a user's message unless the chat template is to be ignored."""
@@ -113,11 +221,7 @@ class MlxDecoder:
                 hint="give ids with --prompt-tokens",
                 fields={"folder": str(self._folder)},
             )
-        if ignore_chat_template or getattr(self._tokenizer, "chat_template", None) is None:
-            return list(self._tokenizer.encode(prompt))
-        messages = [{"role": "user", "content": prompt}]
-        ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return list(ids)
+        return _encode(self._tokenizer, prompt, ignore_chat_template)
 
     def receive(self, cache: _native.NativeView | None, tokens: Sequence[int]) -> str:
         """Takes the cache of all tokens but the last over and returns the report as JSON."""
@@ -130,6 +234,70 @@ class MlxDecoder:
             self._caches, report = handoff.prompt_cache, handoff.report
         return json.dumps(report.to_dict())
 
+    def receive_streamed(self, prefill: _native.NativePrefill, tokens: Sequence[int]) -> tuple[str, str]:
+        """Prefills all tokens but the last and takes their rows over meanwhile; both reports as JSON."""
+        handoff = prefill_to_mlx(Prefill.of_native(prefill), tokens, self._model)
+        self._caches = handoff.prompt_cache
+        assert handoff.prefill is not None, "a prompt of one token is not prefilled"
+        return json.dumps(dataclasses.asdict(handoff.prefill)), json.dumps(handoff.report.to_dict())
+
+    def prefill(self, tokens: Sequence[int]) -> str:
+        """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
+        mx = self._mx
+        self._caches = make_caches(self._model)
+        count = len(tokens) - 1
+        start = time.perf_counter()
+        for first in range(0, count, _PREFILL_STEP):
+            piece = mx.array([list(tokens[first : min(first + _PREFILL_STEP, count)])])
+            self._model(piece, cache=self._caches)
+            # The logits are never evaluated, as in mlx-lm.
+            mx.eval([c.state for c in self._caches])
+            mx.clear_cache()
+        seconds = time.perf_counter() - start
+        report = PrefillReport(self.engine, "mlx-lm", count, seconds, count / seconds)
+        return json.dumps(dataclasses.asdict(report))
+
+    def forget(self, memory: bool) -> None:
+        """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        self._caches = []
+        gc.collect()
+        if memory:
+            self._mx.clear_cache()
+
+    def verify(
+        self,
+        cache: _native.NativeView | None,
+        reference: _native.NativeView | None,
+        tokens: Sequence[int],
+        options: str,
+    ) -> str:
+        """All rungs of one prompt, as JSON: what ``cache`` makes the model say, against what ``reference``
+        does, or the model's own prefill. Without a cache, as of a prompt of one token, from empty ones."""
+        from ._verify.ladder import Caches, HandedOver, Job, Side, climb, prefill_mlx
+        from ._verify.rungs import Thresholds
+
+        chosen = json.loads(options)
+        model = self._model
+        source = None if cache is None else CacheView(cache)
+        expected: Side
+        if reference is None:
+            expected = Caches(prefill_mlx(model, tokens[:-1]), model, tokens, own=True)
+        else:
+            expected = HandedOver(CacheView(reference), model, tokens)
+        found: Side = Caches(make_caches(model), model, tokens)
+        if source is not None:
+            found = HandedOver(source, model, tokens, through=True)
+        tokenizer = self._tokenizer
+        job = Job(
+            model=model,
+            thresholds=Thresholds(**chosen["thresholds"]),
+            max_tokens=chosen["max_tokens"],
+            source=source,
+            ends=frozenset(getattr(tokenizer, "eos_token_ids", None) or ()),
+            text=None if tokenizer is None else lambda run: str(tokenizer.decode(list(run))),
+        )
+        return json.dumps(climb(expected, found, job))
+
     def generate(
         self, remaining: Sequence[int], max_tokens: int, temperature: float
     ) -> Iterator[tuple[int, str] | str]:
@@ -137,10 +305,10 @@ class MlxDecoder:
 
         The first step runs by itself, so that its time and the bytes it copied are its own.
         """
+        import mlx.core as mx
         from mlx_lm.generate import generate_step
         from mlx_lm.sample_utils import make_sampler
 
-        mx = self._mx
         sampler = make_sampler(temp=temperature)
         ends = set(getattr(self._tokenizer, "eos_token_ids", None) or ())
         text = _Text(self._tokenizer)

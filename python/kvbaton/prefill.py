@@ -39,6 +39,13 @@ class Prefill:
         """Opens ``package``. ``threads`` 0 takes all cores."""
         self._native = _native.NativePrefill(os.fspath(package), threads)
 
+    @classmethod
+    def of_native(cls, native: _native.NativePrefill) -> Prefill:
+        """Wraps an engine of the native module."""
+        made = cls.__new__(cls)
+        made._native = native
+        return made
+
     @property
     def engine(self) -> str:
         """``cpu`` or ``coreml``."""

@@ -14,26 +14,113 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Prefill with a Core ML package, hand the cache over, decode with MLX.
-    Run(Run),
+    /// Prefill with one engine, hand the cache over, decode with another.
+    Run(Box<Run>),
     /// Show what a package holds: functions, cache interface, and what the Neural Engine will refuse.
     Inspect(Inspect),
-    /// Write a Core ML prefill package from a model folder.
+    /// Write Core ML packages from a model folder: prefill, decode, or a model split over several.
     Export(Export),
     /// List, show and plan cache layouts.
     Layouts(Layouts),
     /// Measure.
     Bench(Bench),
+    /// Measure this machine once, for `plan`.
+    Calibrate(Calibrate),
+    /// Say which engine should do what for a model and a prompt length, and whether to hand over at all.
+    Plan(Plan),
+    /// Compare what a package's cache makes MLX say with what MLX says by itself, rung by rung.
+    Verify(Box<Verify>),
 }
 
 #[derive(Debug, ClapArgs)]
-pub(crate) struct Run {
-    /// The Core ML package that prefills, or a safetensors dump of a cache.
-    #[arg(long, value_name = "PACKAGE|DUMP")]
+pub(crate) struct Verify {
+    /// The Core ML package that prefills.
+    #[arg(long, value_name = "PACKAGE")]
     pub(crate) prefill: PathBuf,
     /// The MLX model folder that decodes.
     #[arg(long, value_name = "MODEL")]
     pub(crate) decode: PathBuf,
+    /// JSONL with `prompt` or `tokens` a line, or a folder of such files and of text files, one prompt each.
+    #[arg(long, value_name = "FILE.jsonl|DIR")]
+    pub(crate) prompts: PathBuf,
+    /// Tokens of the reference's continuation to compare.
+    #[arg(long, short, default_value_t = 64, value_name = "N")]
+    pub(crate) max_tokens: usize,
+    /// Cut the prompts so that each fills this context together with its continuation; each prompt runs at each.
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Compare with this package's cache instead of MLX's own prefill.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) reference: Option<PathBuf>,
+    /// Prefill each prompt so often; the caches must be the same.
+    #[arg(long, default_value_t = 1, value_name = "K")]
+    pub(crate) repeat: usize,
+    #[command(flatten)]
+    pub(crate) thresholds: VerifyThresholds,
+    /// Encode the prompts as they are.
+    #[arg(long)]
+    pub(crate) ignore_chat_template: bool,
+    /// Type of the decoder's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Accept a difference that would be refused.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) allow_different: Vec<Different>,
+    /// The folder that package and model were both made from.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) source_model: Option<PathBuf>,
+    /// The layout of the package's cache, where the package does not say: a name, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) layout: Option<String>,
+    /// The folder of the model that the package was made from, where the package does not say.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Threads for prefill; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Write the report as one HTML page.
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is still a pass.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct VerifyThresholds {
+    /// A token that the reference prefers by less than so much of a logit is a near tie.
+    #[arg(long, value_name = "LOGIT")]
+    pub(crate) tie: Option<f64>,
+    /// Smallest cosine of the keys or values of one head of one layer.
+    #[arg(long, value_name = "C")]
+    pub(crate) min_cosine: Option<f64>,
+    /// Largest relative error of the norm of such a head.
+    #[arg(long, value_name = "E")]
+    pub(crate) max_norm_error: Option<f64>,
+    /// Largest relative error of one row of one head.
+    #[arg(long, value_name = "E")]
+    pub(crate) max_row_error: Option<f64>,
+    /// Largest divergence of one step, in nats.
+    #[arg(long, value_name = "NATS")]
+    pub(crate) max_kl: Option<f64>,
+    /// Smallest share of steps at which the likeliest token is the reference's, or nearly tied with it.
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) min_agreement: Option<f64>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Run {
+    /// What prefills: a Core ML package, a chain.toml of several, an MLX model folder, or a safetensors dump of a
+    /// cache.
+    #[arg(long, value_name = "PACKAGE|CHAIN|MODEL|DUMP")]
+    pub(crate) prefill: PathBuf,
+    /// What decodes: an MLX model folder, or a Core ML package of the kind `decode`.
+    #[arg(long, value_name = "MODEL|PACKAGE")]
+    pub(crate) decode: PathBuf,
+    /// A folder with the tokenizer, where neither side has one.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) prompt: Prompt,
     /// Most tokens to generate.
@@ -59,6 +146,14 @@ pub(crate) struct Run {
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
+    /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
+    /// Who prefills: the package, MLX itself, or whoever is better by `kvbaton plan`.
+    #[arg(long, value_enum, default_value_t = RouteChoice::CoremlMlx)]
+    pub(crate) route: RouteChoice,
+    #[command(flatten)]
+    pub(crate) circumstances: Circumstances,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
@@ -127,12 +222,25 @@ pub(crate) struct Inspect {
 pub(crate) struct Export {
     /// The model folder: config.json, safetensors, tokenizer.
     pub(crate) model: PathBuf,
-    /// The package to write.
-    #[arg(value_name = "OUT.mlpackage")]
+    /// The package to write; with --split, a folder.
+    #[arg(value_name = "OUT")]
     pub(crate) out: PathBuf,
+    /// What the package does.
+    #[arg(long, value_enum, default_value_t = ExportKind::Prefill)]
+    pub(crate) kind: ExportKind,
     /// Prompt lengths, one function each.
     #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
     pub(crate) buckets: Vec<usize>,
+    /// Rows of the whole context: of a prefill package, one function each for chunks of longer prompts; of a decode
+    /// package, one, 4096 when absent.
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Tokens of a chunk.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    pub(crate) chunk: usize,
+    /// Split the layers over so many packages, and write the chain.toml that --prefill takes.
+    #[arg(long, value_name = "N")]
+    pub(crate) split: Option<usize>,
     /// How the cache leaves the program.
     #[arg(long, value_enum, default_value_t = KvOutputs::Stacked)]
     pub(crate) kv_outputs: KvOutputs,
@@ -142,6 +250,14 @@ pub(crate) struct Export {
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportKind {
+    /// Prompts: many tokens at once, the cache as outputs.
+    Prefill,
+    /// Decode steps: one token at a time, the cache in states.
+    Decode,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -208,6 +324,8 @@ pub(crate) enum BenchVerb {
     Handoff(BenchHandoff),
     /// A package's prefill alone, warmed.
     Prefill(BenchPrefill),
+    /// The whole path: prefill, what the hand-off adds, the first step, decoding.
+    Run(BenchRun),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -260,6 +378,132 @@ pub(crate) struct BenchPrefill {
     /// Measurements of each figure.
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) repeats: usize,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Plan {
+    /// The model: its folder, or the name of a built-in shape.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Tokens of the prompt.
+    #[arg(long, value_name = "N")]
+    pub(crate) context: usize,
+    /// Tokens to generate.
+    #[arg(long, short, default_value_t = 256, value_name = "K")]
+    pub(crate) max_tokens: usize,
+    #[command(flatten)]
+    pub(crate) circumstances: Circumstances,
+    /// The Core ML package that would prefill.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) prefill: Option<PathBuf>,
+    /// The Core ML package that would decode.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) decode_package: Option<PathBuf>,
+    /// Type of MLX's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouteChoice {
+    /// What `kvbaton plan` picks.
+    Auto,
+    /// The Core ML package prefills, MLX decodes.
+    CoremlMlx,
+    /// MLX does both.
+    Mlx,
+}
+
+/// What a choice of engines depends on besides the model.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Circumstances {
+    /// What is to be least: time to first token, time in all, or energy.
+    #[arg(long, value_enum, default_value_t = Aim::Ttft)]
+    pub(crate) objective: Aim,
+    /// The share of the GPU that others use, from 0 to below 1.
+    #[arg(long, default_value_t = 0.0, value_name = "F")]
+    pub(crate) gpu_busy: f64,
+    /// The machine: a file, or a shipped one by name; this machine when absent.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) machine: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Aim {
+    /// Time to first token.
+    Ttft,
+    /// Time to the last token.
+    Total,
+    /// Joules.
+    Energy,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Calibrate {
+    /// The MLX model folder.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) decode: PathBuf,
+    /// The Core ML package that prefills.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) prefill: Option<PathBuf>,
+    /// Prompt lengths.
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 256, 1024], value_name = "N,…")]
+    pub(crate) lengths: Vec<usize>,
+    /// Type of MLX's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Measurements of each figure.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) repeats: usize,
+    /// Threads; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// The file to write; the one that `plan` looks for when absent.
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchRun {
+    /// The Core ML package that prefills.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) prefill: PathBuf,
+    /// The MLX model folder that decodes.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) decode: PathBuf,
+    /// Prompt lengths in tokens.
+    #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Who prefills and decodes.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [RouteChoice::CoremlMlx])]
+    pub(crate) route: Vec<RouteChoice>,
+    /// Tokens to decode.
+    #[arg(long, short, default_value_t = 16, value_name = "K")]
+    pub(crate) max_tokens: usize,
+    /// Type of the decoder's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Runs of each row.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) repeats: usize,
+    /// Seconds of rest before each run, so that heat does not tell.
+    #[arg(long, default_value_t = 0.0, value_name = "S")]
+    pub(crate) cooldown: f64,
+    /// Threads for prefill and copies; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Also write a page with charts.
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::{DType, ModelSpec};
-use kvbaton::{CacheView, Error, HandoffReport};
+use kvbaton::verify::{Rung, Thresholds};
+use kvbaton::{CacheView, Error, HandoffReport, PrefillReport, SharedPrefill};
 
 /// The Python side of the command line.
 pub trait Host {
@@ -22,6 +23,20 @@ pub trait Host {
     /// When it cannot be loaded.
     fn decoder(&self, request: &DecoderRequest) -> Result<Box<dyn Decoder + '_>, Error>;
 
+    /// Loads a model that prefills.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be loaded.
+    fn prefiller(&self, request: &DecoderRequest) -> Result<Box<dyn Prefiller + '_>, Error>;
+
+    /// Loads a folder's tokenizer; `None` where it has none.
+    ///
+    /// # Errors
+    ///
+    /// When there is one and it cannot be loaded.
+    fn tokenizer(&self, folder: &std::path::Path) -> Result<Option<Box<dyn Tokenizer + '_>>, Error>;
+
     /// Writes a package.
     ///
     /// # Errors
@@ -35,6 +50,27 @@ pub trait Host {
     ///
     /// When the model cannot be loaded.
     fn compare_prefill(&self, request: &PrefillComparison) -> Result<Vec<PrefillRow>, Error>;
+
+    /// A report as one self-contained HTML page.
+    ///
+    /// # Errors
+    ///
+    /// When the document lacks something that the page shows.
+    fn page(&self, document: &serde_json::Value) -> Result<String, Error>;
+
+    /// Names and versions of what decodes.
+    ///
+    /// # Errors
+    ///
+    /// When it is not installed.
+    fn versions(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
+
+    /// The report of a bench as one self-contained HTML page.
+    ///
+    /// # Errors
+    ///
+    /// When the document lacks something that the page shows.
+    fn bench_page(&self, document: &serde_json::Value) -> Result<String, Error>;
 
     /// Whether the user has asked to stop.
     fn interrupted(&self) -> bool;
@@ -71,6 +107,29 @@ pub trait Decoder {
     /// When the cache does not fit the model.
     fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error>;
 
+    /// Prefills all of `tokens` but the last, of which there is one at least, and takes the rows over while the
+    /// prefill runs.
+    ///
+    /// # Errors
+    ///
+    /// When the prefill fails, or its cache does not fit the model; nothing is taken over then.
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error>;
+
+    /// Prefills all of `tokens` but the last, of which there is one at least, by itself: nothing is handed over.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error>;
+
+    /// Lets go of the cache. With `memory`, also of the memory that was kept for the next one: its pages are then
+    /// new.
+    fn forget(&mut self, memory: bool);
+
     /// Decodes at most `max_tokens` tokens after `remaining`, until the model ends its answer or `emit` says
     /// that it has seen enough.
     ///
@@ -84,6 +143,72 @@ pub trait Decoder {
         temperature: f64,
         emit: &mut dyn FnMut(&Token) -> bool,
     ) -> Result<Generated, Error>;
+
+    /// Hands a cache over and compares: bytes with the source, everything else with the reference.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails. What a rung finds is no error.
+    fn verify(&mut self, request: VerifyRequest) -> Result<Vec<Rung>, Error>;
+}
+
+/// A prompt's cache to verify.
+#[derive(Debug)]
+pub struct VerifyRequest {
+    /// What the producer left of all tokens but the last; nothing of a prompt of one token.
+    pub cache: Option<CacheView>,
+    /// What to compare with; the decoder's own prefill when absent.
+    pub reference: Option<CacheView>,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens of the reference's continuation.
+    pub max_tokens: usize,
+    /// What is still a pass.
+    pub thresholds: Thresholds,
+}
+
+/// A loaded model that prefills.
+pub trait Prefiller {
+    /// `mlx-cpu` or `mlx-gpu`.
+    fn engine(&self) -> String;
+
+    /// Runs the prompt and leaves its cache.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<CacheView, Error>;
+}
+
+/// From text to ids and back.
+pub trait Tokenizer {
+    /// The ids of a prompt, with the chat template unless it is to be ignored.
+    ///
+    /// # Errors
+    ///
+    /// When the text cannot be encoded.
+    fn encode(&self, prompt: &str, ignore_chat_template: bool) -> Result<Vec<u32>, Error>;
+
+    /// Ids that end an answer.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer does not say.
+    fn ends(&self) -> Result<Vec<u32>, Error>;
+
+    /// The text that one more token makes certain.
+    ///
+    /// # Errors
+    ///
+    /// When the token has no text.
+    fn add(&mut self, token: u32) -> Result<String, Error>;
+
+    /// The text that was still open.
+    ///
+    /// # Errors
+    ///
+    /// When what is open is no text.
+    fn finish(&mut self) -> Result<String, Error>;
 }
 
 /// One decoded token.
@@ -117,8 +242,16 @@ pub struct ExportRequest {
     pub model: PathBuf,
     /// The package to write.
     pub out: PathBuf,
+    /// `prefill` or `decode`.
+    pub kind: String,
     /// Lengths of the functions.
     pub buckets: Vec<usize>,
+    /// Rows of the whole context, for each function that takes a past.
+    pub context: Vec<usize>,
+    /// Tokens of a chunk.
+    pub chunk: usize,
+    /// Packages to split the layers over.
+    pub split: Option<usize>,
     /// `stacked`, `grouped` or `per-layer`.
     pub kv_outputs: String,
     /// Replace an existing package.

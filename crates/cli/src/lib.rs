@@ -8,6 +8,7 @@
 mod args;
 mod commands;
 mod host;
+mod package_decoder;
 mod printer;
 
 use std::ffi::OsString;
@@ -18,7 +19,8 @@ use kvbaton::{Error, ErrorKind};
 
 use args::{Args, Verb};
 pub use host::{
-    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Prefiller,
+    Progress, Token, Tokenizer, VerifyRequest,
 };
 use printer::Printer;
 
@@ -44,15 +46,19 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
             return printer.fail(&Error::new(ErrorKind::Usage, first).hint("see `kvbaton --help`"));
         }
     };
+    let done = |result: Result<(), Error>| result.map(|()| true);
     let result = match args.verb {
-        Verb::Run(verb) => commands::run::run(&verb, host, &printer),
-        Verb::Inspect(verb) => commands::inspect::run(&verb, &printer),
-        Verb::Export(verb) => commands::export::run(&verb, host, &printer),
-        Verb::Layouts(verb) => commands::layouts::run(&verb, host, &printer),
-        Verb::Bench(verb) => commands::bench::run(&verb, host, &printer),
+        Verb::Run(verb) => done(commands::run::run(&verb, host, &printer)),
+        Verb::Inspect(verb) => done(commands::inspect::run(&verb, &printer)),
+        Verb::Export(verb) => done(commands::export::run(&verb, host, &printer)),
+        Verb::Layouts(verb) => done(commands::layouts::run(&verb, host, &printer)),
+        Verb::Bench(verb) => done(commands::bench::run(&verb, host, &printer)),
+        Verb::Calibrate(verb) => done(commands::calibrate::run(&verb, host, &printer)),
+        Verb::Plan(verb) => done(commands::plan::run(&verb, host, &printer)),
+        Verb::Verify(verb) => commands::verify::run(&verb, &arguments, host, &printer),
     };
     match result {
-        Ok(()) => 0,
+        Ok(yes) => u8::from(!yes),
         Err(error) => printer.fail(&error),
     }
 }

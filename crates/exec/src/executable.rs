@@ -114,10 +114,17 @@ impl Executable {
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
-        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()) };
+        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()), shown: Arc::default() };
         let function = f.name.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
         Ok(Executable { package, function, graph, inputs, shapes, outputs, states, threads, context })
+    }
+
+    /// Takes buffers of intermediate values from those that `other` has freed: for functions that run in turn.
+    #[must_use]
+    pub fn sharing_memory_with(mut self, other: &Executable) -> Executable {
+        self.context.pool = Arc::clone(&other.context.pool);
+        self
     }
 
     /// The function's name.
@@ -240,13 +247,14 @@ impl Executable {
     ) -> Result<Vec<(String, Array)>, ExecError> {
         let function = self.package.function(Some(&self.function))?;
         let mut values: Vec<Option<Tensor>> = vec![None; self.graph.values.len()];
+        let context = Context { shown: Arc::default(), ..self.context.clone() };
         self.bind(inputs, function, &mut values)?;
         self.states.iter().try_for_each(|feature| state.check(feature))?;
         for (feature, (id, _)) in self.states.iter().zip(&self.graph.states) {
             values[id.0 as usize] = Some(state.take(&self.context, feature)?);
         }
         let mut run =
-            Run { cx: &self.context, function, values, seconds: seconds.as_deref_mut().map(std::mem::take) };
+            Run { cx: &context, function, values, seconds: seconds.as_deref_mut().map(std::mem::take) };
         run.graph(&self.graph)?;
         let start = std::time::Instant::now();
         let mut outputs = Vec::with_capacity(self.outputs.len());
@@ -318,9 +326,11 @@ impl Executable {
                     have: array.shape().to_vec(),
                 });
             }
-            values[id.0 as usize] = Some(
-                decode(&self.context, array.dtype(), array.shape(), array.bytes()).ok_or_else(mismatch)?,
-            );
+            let (dtype, shape) = (array.dtype(), array.shape());
+            // Floats are read where they are: a cache may be most of the machine's memory.
+            let value = Tensor::given(dtype, shape.to_vec(), array.bytes().clone())
+                .or_else(|| decode(&self.context, dtype, shape, array.bytes()));
+            values[id.0 as usize] = Some(value.ok_or_else(mismatch)?);
         }
         Ok(())
     }
@@ -360,7 +370,10 @@ pub(crate) fn decode(cx: &Context, dtype: DataType, shape: &[usize], bytes: &[u8
 
 /// A value as an array of the feature's type.
 fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, String> {
-    let bytes = Bytes::new(encode(cx, &feature.ty, tensor)?);
+    let bytes = match tensor.own_bytes(feature.ty.dtype) {
+        Some(bytes) => bytes,
+        None => Bytes::new(encode(cx, &feature.ty, tensor)?),
+    };
     Array::new(feature.ty.dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())
 }
 
@@ -370,13 +383,19 @@ pub(crate) fn encode(cx: &Context, ty: &TensorType, tensor: &Tensor) -> Result<B
     let element = dtype.bits().unwrap_or(8) / 8;
     let mut buffer = Buffer::zeroed(tensor.count() * element);
     match (&tensor.data, dtype) {
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::State(_), DataType::Float16) => {
+        (
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+            DataType::Float16,
+        ) => {
             let packed = tensor.to_packed(cx)?;
             let values = packed.packed_singles().ok_or("not packed")?;
             let out = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
             narrow(cx.isa, values, out);
         }
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::State(_), DataType::Float32) => {
+        (
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+            DataType::Float32,
+        ) => {
             let values = FloatBuf::owned(tensor.float_values(cx.isa)?);
             for (out, v) in buffer.chunks_exact_mut(4).zip(values.iter()) {
                 out.copy_from_slice(&v.to_le_bytes());
@@ -398,7 +417,7 @@ pub(crate) fn encode(cx: &Context, ty: &TensorType, tensor: &Tensor) -> Result<B
 }
 
 /// Rounds to fp16 with all threads.
-fn narrow(isa: Isa, values: &[f32], out: &mut [half::f16]) {
+pub(crate) fn narrow(isa: Isa, values: &[f32], out: &mut [half::f16]) {
     use rayon::prelude::*;
     const CHUNK: usize = 1 << 16;
     out.par_chunks_mut(CHUNK)

@@ -105,6 +105,26 @@ impl State {
         Ok(Arc::get_mut(held).expect("the only owner, as made above"))
     }
 
+    /// The elements of every state, to write, in the function's order. Copies those that an array of [`State::array`]
+    /// still shares.
+    ///
+    /// # Errors
+    ///
+    /// When a run that failed lost a state.
+    pub fn all_mut(&mut self) -> Result<Vec<(&Feature, &mut [u8])>, ExecError> {
+        let mut all = Vec::new();
+        for slot in &mut self.slots {
+            let lost = ExecError::StateLost { name: slot.feature.name.clone() };
+            let held = slot.bytes.as_mut().ok_or(lost)?;
+            if Arc::get_mut(held).is_none() {
+                *held = Arc::new(Buffer::copy_of(held));
+            }
+            let bytes: &mut [u8] = Arc::get_mut(held).expect("the only owner, as made above");
+            all.push((&slot.feature, bytes));
+        }
+        Ok(all)
+    }
+
     /// A state as an array that shares its memory. While the array lives, the next update copies the state.
     ///
     /// # Errors

@@ -248,12 +248,18 @@ pub struct Inputs {
     /// Token ids, `(1, S)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<String>,
+    /// Hidden states, `(1, S, hidden)`, that the package before it in a chain leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<String>,
     /// Index of the last live token, `(1,)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_index: Option<String>,
     /// Positions of the tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<String>,
+    /// Position of the first token, `(1,)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<String>,
     /// Additive attention mask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
@@ -266,6 +272,9 @@ pub struct Outputs {
     /// Logits of the last live position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logits: Option<String>,
+    /// Hidden states that the next package of a chain takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<String>,
 }
 
 /// How a whole model's cache is spread over named tensors.

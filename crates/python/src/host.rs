@@ -4,15 +4,18 @@ use std::path::Path;
 
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::ModelSpec;
-use kvbaton::{CacheView, Error, ErrorKind, HandoffReport};
+use kvbaton::verify::Rung;
+use kvbaton::{CacheView, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill};
 use kvbaton_cli::{
-    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Prefiller,
+    Progress, Token, Tokenizer, VerifyRequest,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
-use serde_json::Value;
+use pyo3::types::{PyCFunction, PyDict};
+use serde_json::{Map, Value};
 
 use crate::errors::from_python;
+use crate::prefill::NativePrefill;
 use crate::view::NativeView;
 
 /// A `kvbaton._host.Host`.
@@ -60,6 +63,23 @@ impl Host for PyHost {
         Ok(Box::new(PyDecoder(decoder)))
     }
 
+    fn prefiller(&self, request: &DecoderRequest) -> Result<Box<dyn Prefiller + '_>, Error> {
+        let dtype = request.dtype.map(|d| d.name());
+        let arguments = (request.folder.clone(), dtype);
+        let model =
+            call(&self.0, |host| host.call_method1("prefiller", arguments), |m| Ok(m.clone().unbind()))?;
+        Ok(Box::new(PyPrefiller(model)))
+    }
+
+    fn tokenizer(&self, folder: &Path) -> Result<Option<Box<dyn Tokenizer + '_>>, Error> {
+        let found = call(
+            &self.0,
+            |host| host.call_method1("tokenizer", (folder,)),
+            |t| Ok((!t.is_none()).then(|| t.clone().unbind())),
+        )?;
+        Ok(found.map(|t| Box::new(PyTokenizer(t)) as Box<dyn Tokenizer>))
+    }
+
     fn export(&self, request: &ExportRequest, progress: Progress) -> Result<Exported, Error> {
         let answer = call(
             &self.0,
@@ -69,10 +89,16 @@ impl Host for PyHost {
                     progress(&stage, done, total);
                     Ok::<_, PyErr>(())
                 })?;
-                let (model, out) = (&request.model, &request.out);
-                let arguments =
-                    (model, out, request.buckets.clone(), &request.kv_outputs, request.force, report);
-                host.call_method1("export", arguments)
+                let options = PyDict::new(host.py());
+                options.set_item("kind", &request.kind)?;
+                options.set_item("buckets", request.buckets.clone())?;
+                options.set_item("context", request.context.clone())?;
+                options.set_item("chunk", request.chunk)?;
+                options.set_item("split", request.split)?;
+                options.set_item("kv_outputs", &request.kv_outputs)?;
+                options.set_item("force", request.force)?;
+                options.set_item("progress", report)?;
+                host.call_method("export", (&request.model, &request.out), Some(&options))
             },
             text,
         )?;
@@ -84,8 +110,55 @@ impl Host for PyHost {
         parse(&call(&self.0, |host| host.call_method1("compare_prefill", arguments), text)?)
     }
 
+    fn bench_page(&self, document: &Value) -> Result<String, Error> {
+        call(&self.0, |host| host.call_method1("bench_page", (document.to_string(),)), text)
+    }
+
+    fn page(&self, document: &Value) -> Result<String, Error> {
+        call(&self.0, |host| host.call_method1("page", (document.to_string(),)), text)
+    }
+
+    fn versions(&self) -> Result<Map<String, Value>, Error> {
+        parse(&call(&self.0, |host| host.call_method0("versions"), text)?)
+    }
+
     fn interrupted(&self) -> bool {
         Python::attach(|py| py.check_signals().is_err())
+    }
+}
+
+/// A `kvbaton._host.MlxPrefiller`.
+struct PyPrefiller(Py<PyAny>);
+
+impl Prefiller for PyPrefiller {
+    fn engine(&self) -> String {
+        call(&self.0, |m| m.getattr("engine"), text).unwrap_or_else(|_| "mlx".to_owned())
+    }
+
+    fn prefill(&mut self, tokens: &[u32]) -> Result<CacheView, Error> {
+        let read = |view: &Bound<'_, PyAny>| Ok(view.extract::<PyRef<'_, NativeView>>()?.0.clone());
+        call(&self.0, |m| m.call_method1("prefill", (tokens.to_vec(),)), read)
+    }
+}
+
+/// A `kvbaton._host.Tokenizer`.
+struct PyTokenizer(Py<PyAny>);
+
+impl Tokenizer for PyTokenizer {
+    fn encode(&self, prompt: &str, ignore_chat_template: bool) -> Result<Vec<u32>, Error> {
+        call(&self.0, |t| t.call_method1("encode", (prompt, ignore_chat_template)), |ids| ids.extract())
+    }
+
+    fn ends(&self) -> Result<Vec<u32>, Error> {
+        call(&self.0, |t| t.getattr("ends"), |ids| ids.extract())
+    }
+
+    fn add(&mut self, token: u32) -> Result<String, Error> {
+        call(&self.0, |t| t.call_method1("add", (token,)), text)
+    }
+
+    fn finish(&mut self) -> Result<String, Error> {
+        call(&self.0, |t| t.call_method0("finish"), text)
     }
 }
 
@@ -104,6 +177,28 @@ impl Decoder for PyDecoder {
     fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error> {
         let cache = cache.map(NativeView);
         parse(&call(&self.0, |d| d.call_method1("receive", (cache, tokens.to_vec())), text)?)
+    }
+
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error> {
+        let arguments = (NativePrefill(engine.clone()), tokens.to_vec());
+        let reports = call(
+            &self.0,
+            |d| d.call_method1("receive_streamed", arguments),
+            |reports| reports.extract::<(String, String)>(),
+        )?;
+        Ok((parse(&reports.0)?, parse(&reports.1)?))
+    }
+
+    fn prefill(&mut self, tokens: &[u32]) -> Result<PrefillReport, Error> {
+        parse(&call(&self.0, |d| d.call_method1("prefill", (tokens.to_vec(),)), text)?)
+    }
+
+    fn forget(&mut self, memory: bool) {
+        let _ = call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()));
     }
 
     fn generate(
@@ -136,6 +231,18 @@ impl Decoder for PyDecoder {
             }
         }
     }
+
+    fn verify(&mut self, request: VerifyRequest) -> Result<Vec<Rung>, Error> {
+        let options = verify_options(&request);
+        let (cache, reference) = (request.cache.map(NativeView), request.reference.map(NativeView));
+        let arguments = (cache, reference, request.tokens, options);
+        parse(&call(&self.0, |d| d.call_method1("verify", arguments), text)?)
+    }
+}
+
+/// What `MlxDecoder.verify` reads.
+fn verify_options(request: &VerifyRequest) -> String {
+    serde_json::json!({"max_tokens": request.max_tokens, "thresholds": request.thresholds}).to_string()
 }
 
 fn generated(summary: &str) -> Result<Generated, Error> {

@@ -4,10 +4,12 @@
 //! module moves bytes: it runs packages, keeps cache views, and fills arrays through the buffer protocol.
 
 mod arrays;
+mod decode;
 mod errors;
 mod host;
 mod operations;
 mod prefill;
+mod verify;
 mod view;
 
 use std::ffi::OsString;
@@ -51,6 +53,7 @@ fn check_compatible(source: &str, target: &str, weights: bool) -> PyResult<()> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<decode::NativeDecode>()?;
     module.add_class::<prefill::NativePrefill>()?;
     module.add_class::<view::NativeView>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
@@ -59,5 +62,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layout_names, module)?)?;
     module.add_function(wrap_pyfunction!(check_compatible, module)?)?;
     operations::add_to(module)?;
+    verify::add_to(module)?;
     module.add_function(wrap_pyfunction!(arrays::address, module)?)
 }

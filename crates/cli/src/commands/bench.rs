@@ -14,6 +14,7 @@ pub(crate) fn run(verb: &Bench, host: Option<&dyn Host>, printer: &Printer) -> R
     match &verb.verb {
         BenchVerb::Handoff(verb) => handoff(verb, host, printer),
         BenchVerb::Prefill(verb) => prefill(verb, host, printer),
+        BenchVerb::Run(verb) => super::bench_run::run(verb, host, printer),
     }
 }
 

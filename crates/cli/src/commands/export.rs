@@ -4,7 +4,7 @@ use kvbaton::Error;
 
 use super::need_host;
 use crate::Host;
-use crate::args::{Export, KvOutputs};
+use crate::args::{Export, ExportKind, KvOutputs};
 use crate::host::ExportRequest;
 use crate::printer::{Printer, bytes};
 
@@ -15,10 +15,18 @@ pub(crate) fn run(verb: &Export, host: Option<&dyn Host>, printer: &Printer) -> 
         KvOutputs::Grouped => "grouped",
         KvOutputs::PerLayer => "per-layer",
     };
+    let kind = match verb.kind {
+        ExportKind::Prefill => "prefill",
+        ExportKind::Decode => "decode",
+    };
     let request = ExportRequest {
         model: verb.model.clone(),
         out: verb.out.clone(),
+        kind: kind.to_owned(),
         buckets: verb.buckets.clone(),
+        context: verb.context.clone(),
+        chunk: verb.chunk,
+        split: verb.split,
         kv_outputs: kv_outputs.to_owned(),
         force: verb.force,
     };

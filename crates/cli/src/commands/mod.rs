@@ -1,10 +1,16 @@
 //! The verbs, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod bench_run;
+pub(crate) mod calibrate;
 pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod layouts;
+pub(crate) mod measure;
+pub(crate) mod plan;
+pub(crate) mod routes;
 pub(crate) mod run;
+pub(crate) mod verify;
 
 use std::path::Path;
 

@@ -1,19 +1,23 @@
 //! `kvbaton run`: the main job.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
+use kvbaton::plan::route::{Route, RouteEstimate};
 use kvbaton::{
-    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Stated, Waived,
-    check_compatible, open_dump,
+    ChainPrefill, CpuDecode, CpuPrefill, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill,
+    PrefillReport, SharedPrefill, Stated, Waived, check_compatible, open_dump,
 };
 use serde::Serialize;
 
+use super::routes::{self, Question, named_machine, prefill_package, subject};
 use super::{layout, need_host, read_text};
 use crate::Host;
-use crate::args::{Different, Foreign, Prompt, Run};
-use crate::host::{Decoder, DecoderRequest, Generated};
+use crate::args::{Different, Foreign, Prompt, RouteChoice, Run};
+use crate::host::{Decoder, DecoderRequest, Generated, Prefiller, Tokenizer};
+use crate::package_decoder::PackageDecoder;
 use crate::printer::{Printer, bytes, seconds, table};
 
 /// The JSON document.
@@ -28,7 +32,30 @@ struct Report {
     handoff: HandoffReport,
     decode: DecodeReport,
     time_to_first_token_seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<Decision>,
     allowed_different: Vec<&'static str>,
+}
+
+/// The route that was picked, what it was to cost, and what it did.
+#[derive(Serialize)]
+struct Decision {
+    pick: Route,
+    reason: String,
+    machine: serde_json::Value,
+    estimated: Vec<RouteEstimate>,
+    measured: Cost,
+}
+
+/// What a route did, under the names of its estimate.
+#[derive(Default, Serialize)]
+struct Cost {
+    prefill_seconds: f64,
+    exposed_seconds: f64,
+    first_step_seconds: f64,
+    decode_seconds: f64,
+    time_to_first_token_seconds: f64,
+    total_seconds: f64,
 }
 
 #[derive(Serialize)]
@@ -40,15 +67,17 @@ struct DecodeReport {
 }
 
 /// Where the cache comes from.
-enum Producer {
-    Package(Box<CpuPrefill>),
+enum Producer<'a> {
+    Engine(Box<dyn Prefill>),
+    Model(Box<dyn Prefiller + 'a>, Box<ModelSpec>),
     Dump(Box<(Layout, ModelSpec)>),
 }
 
-impl Producer {
+impl Producer<'_> {
     fn model(&self) -> Option<&ModelSpec> {
         match self {
-            Producer::Package(engine) => engine.model(),
+            Producer::Engine(engine) => engine.model(),
+            Producer::Model(_, model) => Some(model),
             Producer::Dump(stated) => Some(&stated.1),
         }
     }
@@ -59,32 +88,69 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     check_flags(verb)?;
     let mut producer = producer(verb, host)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-    check_models(verb, producer.model(), host, waived)?;
-    let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
-    let mut decoder = host.decoder(&request)?;
-    let tokens = prompt_tokens(&verb.prompt, &*decoder, verb.ignore_chat_template)?;
+    let mut decoder: Box<dyn Decoder + '_> = if is_package(&verb.decode) {
+        if verb.dtype.is_some() {
+            let message = "--dtype is for MLX models: a package's types are its own";
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        let engine = CpuDecode::open(&verb.decode, verb.threads)?;
+        check_package(producer.model(), engine.model(), waived)?;
+        Box::new(PackageDecoder::new(Box::new(engine), tokenizer(verb, host)?, verb.threads))
+    } else {
+        check_models(producer.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
+        let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+        host.decoder(&request)?
+    };
+    let tokens = match (&verb.tokenizer, is_package(&verb.decode)) {
+        (Some(folder), false) if verb.prompt.prompt_tokens.is_none() => {
+            let tokenizer = need_tokenizer(folder, host)?;
+            prompt_tokens(&verb.prompt, &|text| tokenizer.encode(text, verb.ignore_chat_template))?
+        }
+        _ => prompt_tokens(&verb.prompt, &|text| decoder.encode(text, verb.ignore_chat_template))?,
+    };
     let Some((_, prompt)) = tokens.split_last() else {
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
-    if let (Producer::Package(engine), false) = (&mut producer, prompt.is_empty()) {
+    let decision = decide(verb, &producer, host, tokens.len())?;
+    let alone = decision.as_ref().is_some_and(|d| d.pick == Route::Mlx) || verb.route == RouteChoice::Mlx;
+    if let (Producer::Engine(engine), false, false) = (&mut producer, prompt.is_empty(), alone) {
         engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
     }
 
     let start = Instant::now();
-    let (view, prefill) = match producer {
-        Producer::Package(_) if prompt.is_empty() => (None, None),
-        Producer::Package(mut engine) => {
+    let (prefill, mut handoff) = match producer {
+        Producer::Engine(_) | Producer::Model(..) if prompt.is_empty() => {
+            (None, decoder.receive(None, &tokens)?)
+        }
+        Producer::Engine(_) if alone => (Some(decoder.prefill(&tokens)?), HandoffReport::of_nothing(0.0)),
+        Producer::Engine(mut engine) if verb.no_stream => {
             let prefilled = engine.prefill(prompt)?;
-            (Some(prefilled.cache), Some(prefilled.report))
+            (Some(prefilled.report), decoder.receive(Some(prefilled.cache), &tokens)?)
+        }
+        Producer::Engine(engine) => {
+            let shared: SharedPrefill = Arc::new(Mutex::new(engine));
+            let (prefill, handoff) = decoder.receive_streamed(&shared, &tokens)?;
+            (Some(prefill), handoff)
+        }
+        Producer::Model(mut model, _) => {
+            let view = model.prefill(prompt)?;
+            let seconds = start.elapsed().as_secs_f64();
+            let report = PrefillReport {
+                engine: model.engine(),
+                function: "mlx-lm".to_owned(),
+                tokens: prompt.len(),
+                seconds,
+                tokens_per_second: prompt.len() as f64 / seconds,
+            };
+            (Some(report), decoder.receive(Some(view), &tokens)?)
         }
         Producer::Dump(stated) => {
             let (layout, model) = *stated;
             let view = open_dump(&verb.prefill, layout, model, dumped_rows(&verb.foreign, tokens.len()))?;
-            (Some(view), None)
+            (None, decoder.receive(Some(view), &tokens)?)
         }
     };
-    let mut handoff = decoder.receive(view, &tokens)?;
     let before_decode = start.elapsed().as_secs_f64();
     let remaining = tokens[tokens.len() - 1..].to_vec();
     let mut emit = |token: &crate::Token| {
@@ -99,10 +165,11 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     }
     handoff.first_step_copied_bytes = Some(generated.first_step_copied_bytes);
 
-    let report = Report {
+    let mut report = Report {
+        route: decision,
         decode: decode_report(decoder.engine(), &generated),
         prompt_tokens: tokens.len(),
-        handed_off_tokens: prompt.len(),
+        handed_off_tokens: if alone { 0 } else { prompt.len() },
         remaining_tokens: remaining,
         prefill,
         time_to_first_token_seconds: before_decode - handoff.yardstick_seconds + generated.first_step_seconds,
@@ -111,6 +178,18 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         tokens: generated.tokens,
         allowed_different: if waived.weights { vec!["weights"] } else { Vec::new() },
     };
+    let measured = Cost {
+        prefill_seconds: report.prefill.as_ref().map_or(0.0, |p| p.seconds),
+        exposed_seconds: report.handoff.exposed_seconds,
+        first_step_seconds: report.decode.first_step_seconds,
+        decode_seconds: report.decode.seconds,
+        time_to_first_token_seconds: report.time_to_first_token_seconds,
+        total_seconds: report.time_to_first_token_seconds + report.decode.seconds
+            - report.decode.first_step_seconds,
+    };
+    if let Some(route) = &mut report.route {
+        route.measured = measured;
+    }
     if printer.is_json() {
         printer.document(&report);
     } else {
@@ -119,18 +198,55 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     Ok(())
 }
 
-/// Opens what `--prefill` names: a package is a folder, a dump a file.
-fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
+/// What `kvbaton plan` picks, where that was asked for.
+fn decide(
+    verb: &Run,
+    producer: &Producer<'_>,
+    host: &dyn Host,
+    prompt_tokens: usize,
+) -> Result<Option<Decision>, Error> {
+    if verb.route != RouteChoice::CoremlMlx && !matches!(producer, Producer::Engine(_)) {
+        let message = "--route chooses between a package and the model that decodes: --prefill is no package";
+        return Err(Error::new(ErrorKind::Usage, message));
+    }
+    if verb.route != RouteChoice::Auto {
+        return Ok(None);
+    }
+    let machine = named_machine(&verb.circumstances)?;
+    let subject = subject(&verb.decode.display().to_string(), verb.dtype.map(|d| d.dtype()), Some(host))?;
+    let package = prefill_package(&verb.prefill, &subject, verb.threads)?;
+    let question = Question {
+        subject: &subject,
+        machine: &machine,
+        context: prompt_tokens,
+        max_tokens: verb.max_tokens,
+        prefill: Some(&package),
+        decode: None,
+    };
+    let choice = routes::decide(&question, &verb.circumstances)?;
+    let (machine, measured) = (super::plan::about(&machine), Cost::default());
+    let pick = choice.pick.expect("`decide` fails without a pick");
+    Ok(Some(Decision { pick, reason: choice.reason, machine, estimated: choice.routes, measured }))
+}
+
+/// Whether a folder is a Core ML package.
+fn is_package(path: &Path) -> bool {
+    path.join("Manifest.json").is_file() || path.extension().is_some_and(|e| e == "mlpackage")
+}
+
+/// Opens what `--prefill` names: packages and MLX models are folders, chains and dumps files.
+fn producer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Producer<'a>, Error> {
     let foreign = &verb.foreign;
     let layout = foreign.layout.as_deref().map(layout).transpose()?;
-    let model = foreign.model.as_deref().map(|folder| described(folder, host)).transpose()?;
-    if verb.prefill.is_file() {
+    let described = || foreign.model.as_deref().map(|folder| described(folder, host)).transpose();
+    let chain = chain_file(&verb.prefill);
+    if chain.is_none() && verb.prefill.is_file() {
         let need = |what: &str, flag: &str| {
             Error::new(ErrorKind::Layout, format!("`{}` does not state its {what}", verb.prefill.display()))
                 .hint(format!("say it with {flag}"))
         };
         let layout = layout.ok_or_else(|| need("layout", "--layout NAME|FILE.toml"))?;
-        let model = model.ok_or_else(|| need("model", "--model DIR"))?;
+        let model = described()?.ok_or_else(|| need("model", "--model DIR"))?;
         return Ok(Producer::Dump(Box::new((layout, model))));
     }
     let flags = [
@@ -142,12 +258,56 @@ fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
     if let Some((flag, _)) = flags.iter().find(|(_, value)| value.is_some()) {
         return Err(Error::new(ErrorKind::Usage, format!("{flag} is for dumps; a package's rows are known")));
     }
-    let stated = Stated { layout, model };
-    Ok(Producer::Package(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
+    if let Some(file) = chain {
+        let stated = Stated { layout, model: described()? };
+        return Ok(Producer::Engine(Box::new(ChainPrefill::open(&file, verb.threads, stated)?)));
+    }
+    if !is_package(&verb.prefill) && verb.prefill.join("config.json").is_file() {
+        if layout.is_some() || foreign.model.is_some() {
+            let message = "--layout and --model are for packages and dumps; an MLX model's cache is known";
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        let request = DecoderRequest { folder: verb.prefill.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+        let model = self::described(&verb.prefill, host)?;
+        return Ok(Producer::Model(host.prefiller(&request)?, Box::new(model)));
+    }
+    let stated = Stated { layout, model: described()? };
+    Ok(Producer::Engine(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
+}
+
+/// The chain file that a path names, itself or by its folder.
+fn chain_file(path: &Path) -> Option<PathBuf> {
+    let inside = path.join("chain.toml");
+    if path.is_file() && path.extension().is_some_and(|e| e == "toml") {
+        return Some(path.to_owned());
+    }
+    inside.is_file().then_some(inside)
+}
+
+fn need_tokenizer<'a>(folder: &Path, host: &'a dyn Host) -> Result<Box<dyn Tokenizer + 'a>, Error> {
+    host.tokenizer(folder)?.ok_or_else(|| {
+        Error::new(ErrorKind::Usage, format!("`{}` has no tokenizer", folder.display()))
+            .hint("give ids with --prompt-tokens")
+            .field("folder", folder.display().to_string())
+    })
+}
+
+/// The tokenizer of a run whose decoder has none: the one that was named, or the prefill side's.
+fn tokenizer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Option<Box<dyn Tokenizer + 'a>>, Error> {
+    match &verb.tokenizer {
+        Some(folder) => need_tokenizer(folder, host).map(Some),
+        None if verb.prefill.is_dir() && !is_package(&verb.prefill) => host.tokenizer(&verb.prefill),
+        None => Ok(None),
+    }
+}
+
+/// The prefill side and a decode package must be of one model.
+fn check_package(prefill: Option<&ModelSpec>, package: &ModelSpec, waived: Waived) -> Result<(), Error> {
+    prefill.map_or(Ok(()), |prefill| check_compatible(prefill, package, waived))
 }
 
 /// What a folder says of its model, its weights' digest included.
-fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
+pub(super) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
     let digest = DigestCache::of_user().weights_digest(folder)?;
     Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
 }
@@ -172,26 +332,29 @@ fn check_flags(verb: &Run) -> Result<(), Error> {
 }
 
 /// The package and the decoder must be of one model, before anything heavy is loaded.
-fn check_models(
-    verb: &Run,
+pub(super) fn check_models(
     package: Option<&ModelSpec>,
+    decode: &Path,
+    source_model: Option<&Path>,
     host: &dyn Host,
     waived: Waived,
 ) -> Result<(), Error> {
     let Some(package) = package else { return Ok(()) };
-    let decoder = host.model_spec(&verb.decode)?;
+    let decoder = host.model_spec(decode)?;
     // Geometry first: its errors say more than a digest does.
     check_compatible(package, &decoder, Waived { weights: true })?;
     if waived.weights {
         return Ok(());
     }
     let digests = DigestCache::of_user();
-    let folder = verb.source_model.as_ref().unwrap_or(&verb.decode);
-    let digest = digests.weights_digest(folder)?;
+    let digest = digests.weights_digest(source_model.unwrap_or(decode))?;
     check_compatible(package, &ModelSpec { weights_digest: Some(digest), ..decoder }, waived)
 }
 
-fn prompt_tokens(prompt: &Prompt, decoder: &dyn Decoder, ignore_template: bool) -> Result<Vec<u32>, Error> {
+fn prompt_tokens(
+    prompt: &Prompt,
+    encode: &dyn Fn(&str) -> Result<Vec<u32>, Error>,
+) -> Result<Vec<u32>, Error> {
     if let Some(path) = &prompt.prompt_tokens {
         return parse_ids(&read_text(path)?, &path.display().to_string());
     }
@@ -204,7 +367,7 @@ fn prompt_tokens(prompt: &Prompt, decoder: &dyn Decoder, ignore_template: bool) 
         }
         (None, None) => return Err(Error::new(ErrorKind::Usage, "no prompt was given")),
     };
-    decoder.encode(&text, ignore_template)
+    encode(&text)
 }
 
 /// Token ids as a JSON list, or separated by white space or commas.
@@ -224,22 +387,28 @@ fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
 }
 
 /// The prompt's own length in an error that speaks of the tokens to be prefilled.
-fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
+pub(super) fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
     if error.kind() != ErrorKind::PromptTooLong {
         return error;
     }
-    let longest = error.fields().get("longest_function").and_then(|v| v.as_u64()).unwrap_or(0);
+    let limit = |name: &str| error.fields().get(name).and_then(|v| v.as_u64());
+    let hint =
+        format!("shorten the prompt, or export with --context {}", (prompt_tokens - 1).next_power_of_two());
+    let (name, most, what) = match (limit("longest_function"), limit("context")) {
+        (Some(longest), _) => ("longest_function", longest, "longest function"),
+        (None, context) => ("context", context.unwrap_or(0), "largest context"),
+    };
     Error::new(
         ErrorKind::PromptTooLong,
         format!(
-            "the prompt has {prompt_tokens} tokens; the package takes at most {} (its longest function of {longest} \
-             and the token that decoding starts with)",
-            longest + 1
+            "the prompt has {prompt_tokens} tokens; the package takes at most {} (its {what} of {most} and the token \
+             that decoding starts with)",
+            most + 1
         ),
     )
-    .hint(format!("shorten the prompt, or export with --buckets {}", (prompt_tokens - 1).next_power_of_two()))
+    .hint(hint)
     .field("prompt_tokens", prompt_tokens)
-    .field("longest_function", longest)
+    .field(name, most)
 }
 
 fn decode_report(engine: String, generated: &Generated) -> DecodeReport {
@@ -279,6 +448,13 @@ fn summary(report: &Report) -> String {
             serde_json::to_value(h.path).ok().and_then(|p| p.as_str().map(str::to_owned)).unwrap_or_default(),
         ),
     ));
+    if let Some(streamed) = &h.streamed {
+        rows.push(row(
+            "  of it exposed",
+            h.exposed_seconds,
+            format!("{} pieces moved while the prefill ran", streamed.pieces),
+        ));
+    }
     rows.push(row(
         "first decode step",
         report.decode.first_step_seconds,
@@ -295,6 +471,11 @@ fn summary(report: &Report) -> String {
         ),
     ));
     rows.push(row("time to first token", report.time_to_first_token_seconds, String::new()));
+    if let Some(route) = &report.route {
+        let estimate = route.estimated.iter().find(|r| r.name == route.pick);
+        let estimated = estimate.and_then(|r| r.time_to_first_token_seconds);
+        rows.push(row("  as estimated", estimated.unwrap_or(0.0), route.reason.clone()));
+    }
     let mut text = table(&rows);
     if let Some(note) = &h.note {
         text.push_str(&format!("memcpy: {note}\n"));

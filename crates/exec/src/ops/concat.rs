@@ -3,6 +3,8 @@
 use super::{Form, Op, Reason, axis_of};
 use crate::tensor::{Context, Data, Tensor, count, is_float};
 use crate::tile::Step;
+use kvbaton_kernels::rows;
+use kvbaton_memory::Buffer;
 use kvbaton_mil::program::DataType;
 
 #[derive(Debug)]
@@ -69,6 +71,10 @@ impl Op for Concat {
         if total == 0 {
             return Ok(vec![super::elements::filled(cx, self.dtype, shape, 0.0)]);
         }
+        let side_by_side = self.how == How::SideBySide;
+        if side_by_side && self.dtype == DataType::Float16 && axis == 0 && shape.len() > 1 {
+            return Ok(vec![stacked(cx, operands, shape)?]);
+        }
         // Every operand gives one piece of each round.
         let rounds = match self.how {
             How::Interleaved => count(&shapes[0][..=axis]),
@@ -119,9 +125,27 @@ impl Op for Concat {
         }])
     }
 
+    fn joins(&self, shapes: &[&[usize]]) -> Option<usize> {
+        let joins = is_float(self.dtype) && self.how == How::SideBySide;
+        joins.then(|| self.shape(shapes).ok()).flatten().map(|(axis, _)| axis)
+    }
+
     fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {
         let axis = axis_of(self.axis, shapes.first()?.len()).ok()?;
         let rows = is_float(self.dtype) && self.how == How::SideBySide && axis + 1 == shapes[0].len();
         rows.then(|| vec![Step::Concat])
     }
+}
+
+/// Tensors stacked along their outermost axis: how a cache leaves a program, so the result is stored as it leaves.
+fn stacked(cx: &Context, operands: &[Tensor], shape: Vec<usize>) -> Result<Tensor, Reason> {
+    let mut buffer = Buffer::zeroed(count(&shape) * 2);
+    let mut rest = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
+    for t in operands {
+        let (part, later) = rest.split_at_mut(t.count());
+        let packed = t.to_packed(cx)?;
+        crate::executable::narrow(cx.isa, packed.packed_singles().ok_or("not packed")?, part);
+        rest = later;
+    }
+    Ok(Tensor::halves(shape, buffer))
 }

@@ -30,7 +30,7 @@ pub(super) fn runs(
             Tensor::ints(x.dtype, shape, collected(v, at, total, run, fill as i32, starts))
         }
         Data::Bool(v) => Tensor::bools(shape, collected(v, at, total, run, fill != 0.0, starts)),
-        Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::State(_) => {
+        Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_) => {
             let mut values = cx.pool.take(total);
             let source = x.source()?;
             for (out, start) in values.chunks_mut(run).zip(starts) {

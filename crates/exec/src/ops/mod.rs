@@ -89,6 +89,11 @@ pub(crate) trait Op: Debug + Send + Sync {
         false
     }
 
+    /// The axis along which it puts its operands one after the other, if that is all it does.
+    fn joins(&self, _shapes: &[&[usize]]) -> Option<usize> {
+        None
+    }
+
     /// The operation as a matrix product, for attention.
     fn as_matmul(&self) -> Option<&Matmul> {
         None

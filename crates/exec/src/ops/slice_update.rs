@@ -71,7 +71,7 @@ impl Op for SliceUpdate {
                     values[at..at + run.len()].copy_from_slice(run);
                 });
             }
-            Data::Weights(_) | Data::Half(_) => return Err("not exclusive".to_owned()),
+            Data::Weights(_) | Data::Half(_) | Data::Given(_) => return Err("not exclusive".to_owned()),
         }
         Ok(vec![x])
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CpuPrefill, Error, Prefill, Range};
+use crate::{ChunkTime, CpuPrefill, Error, Prefill, Range};
 
 /// One engine's prefill.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,6 +27,9 @@ pub struct PrefillRow {
     pub tokens_per_second: f64,
     /// The most memory the process held, where it is known.
     pub peak_bytes: Option<u64>,
+    /// What each chunk of the last prefill cost; empty where the prompt took one function.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chunks: Vec<ChunkTime>,
 }
 
 /// Times `repeats` prefills of `tokens` tokens after one that warms.
@@ -66,6 +69,7 @@ pub fn bench_prefill(
         tokens_per_second: tokens as f64 / seconds.median,
         seconds,
         peak_bytes: peak_resident_bytes(),
+        chunks: engine.chunk_times().to_vec(),
     })
 }
 

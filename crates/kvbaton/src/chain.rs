@@ -1,0 +1,371 @@
+//! Prefill by several packages, one after the other: a model whose layers are split over them.
+//!
+//! A chain is a TOML file: the packages in the order in which a prompt passes them, and what they do not state
+//! themselves. See `docs/chains.md`.
+
+use std::path::{Path, PathBuf};
+
+use kvbaton_layout::{Layout, ModelSpec, presets};
+use serde::Deserialize;
+
+mod stage;
+
+use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
+use crate::cpu::{Stated, check_vocabulary};
+use crate::functions::{ChunkFunction, PrefillFunctions};
+use crate::prefill::{ChunkSink, too_long};
+use crate::report::PrefillReport;
+use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled};
+use kvbaton_exec::Array;
+use kvbaton_layout::{LiveRows, TensorInfo};
+use stage::{Passed, Stage};
+
+/// The chain as it is written down.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChainFile {
+    /// Version of the file's form.
+    format: u32,
+    /// The layout of the whole cache, where packages do not state theirs: the tensor `t` of the n-th package that has
+    /// a cache is `n/t`.
+    layout: Option<LayoutName>,
+    #[serde(default)]
+    stage: Vec<StageFile>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StageFile {
+    /// The package, relative to the chain's folder.
+    package: PathBuf,
+    /// The function that prefills, where the package does not say.
+    function: Option<String>,
+    /// The package's inputs, outputs and tensors, where it does not state them.
+    layout: Option<LayoutName>,
+}
+
+/// A layout: a preset or a file by name, or written out.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum LayoutName {
+    Named(String),
+    Written(Box<Layout>),
+}
+
+impl LayoutName {
+    fn read(self, folder: &Path) -> Result<Layout, Error> {
+        match self {
+            LayoutName::Written(layout) => {
+                // Written out, it passes the checks of a file of its own.
+                Ok(Layout::from_toml(&layout.to_toml())?)
+            }
+            LayoutName::Named(name) if presets::text(&name).is_some() => Ok(presets::get(&name)?),
+            LayoutName::Named(name) => {
+                let path = folder.join(&name);
+                let text = std::fs::read_to_string(&path).map_err(|e| {
+                    Error::new(
+                        ErrorKind::Layout,
+                        format!("no layout is called `{name}`, and `{}`: {e}", path.display()),
+                    )
+                })?;
+                Ok(Layout::from_toml(&text)?)
+            }
+        }
+    }
+}
+
+/// A chain of packages on the CPU executor.
+pub struct ChainPrefill {
+    stages: Vec<Stage>,
+    model: ModelSpec,
+    layout: Layout,
+    past: Option<Layout>,
+    functions: PrefillFunctions,
+    /// Whether the packages keep the cache in states: the rows that these hold.
+    states: Option<usize>,
+    threads: usize,
+    chunk_times: Vec<ChunkTime>,
+}
+
+impl ChainPrefill {
+    /// Opens the chain that `file` describes; `stated` says what neither it nor its packages do. `threads` 0 takes
+    /// all cores.
+    ///
+    /// # Errors
+    ///
+    /// When the file or a package cannot be read, when nobody states the model or a layout, when packages are of
+    /// different models, when their functions are not the same, or when one does not take what the one before leaves.
+    pub fn open(file: &Path, threads: usize, stated: Stated) -> Result<ChainPrefill, Error> {
+        let wrong = |what: String| Error::new(ErrorKind::Package, format!("`{}`: {what}", file.display()));
+        let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+        let chain: ChainFile = toml::from_str(&text).map_err(|e| {
+            let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].lines().count().max(1));
+            wrong(format!("line {line}: {}", e.message()))
+        })?;
+        if chain.format != 1 {
+            return Err(wrong(format!("a chain of format {}, this version reads format 1", chain.format)));
+        }
+        if chain.stage.is_empty() {
+            return Err(wrong("a chain has at least one [[stage]]".to_owned()));
+        }
+        let folder = file.parent().unwrap_or(Path::new("."));
+        let whole = chain.layout.map(|l| l.read(folder)).transpose()?.or(stated.layout);
+        let mut stages = Vec::new();
+        for stage in chain.stage {
+            let layout = stage.layout.map(|l| l.read(folder)).transpose()?;
+            let path = folder.join(&stage.package);
+            stages.push(Stage::open(&path, stage.function, layout, threads)?);
+        }
+        stage::check_passing(&stages)?;
+        let model = model(&stages, stated.model)?;
+        let functions = functions(&stages)?;
+        let held: Vec<&mut Stage> = stages.iter_mut().filter(|s| s.has_cache()).collect();
+        let (layout, past) = match whole {
+            Some(mut layout) => {
+                // The whole cache's layout names tensors by their package.
+                held.into_iter().enumerate().for_each(|(n, stage)| stage.name_tensors(n));
+                layout.inputs = stages[0].layout.inputs.clone();
+                (layout, None)
+            }
+            None => {
+                let of = |get: fn(&Stage) -> Option<&Layout>| joined(stages.iter().filter_map(get));
+                let rows = of(|s| Some(&s.layout));
+                let past = of(|s| s.past.as_ref());
+                (rows.ok_or_else(|| wrong("no package states a layout".to_owned()))?, past)
+            }
+        };
+        let states = stages.iter_mut().try_fold(None, |rows: Option<usize>, stage| {
+            let own = stage.state_rows(&layout, &model.cache)?;
+            Ok::<_, Error>(match (rows, own) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            })
+        })?;
+        Ok(ChainPrefill { stages, model, layout, past, functions, states, threads, chunk_times: Vec::new() })
+    }
+
+    /// The most tokens that it takes.
+    pub fn longest_prompt(&self) -> usize {
+        let whole = self.functions.whole.last().map_or(0, |f| f.tokens);
+        self.states.or(self.functions.chunks.last().map(|f| f.context)).map_or(whole, |c| c.max(whole))
+    }
+
+    /// What each chunk of the last prefill cost; nothing if it took one function.
+    pub fn chunk_times(&self) -> &[ChunkTime] {
+        &self.chunk_times
+    }
+
+    /// The steps of a prompt: packages with states take it in pieces of the one length that they have.
+    fn steps(&self, tokens: usize) -> Result<Vec<Step>, Error> {
+        let (Some(capacity), [function]) = (self.states, self.functions.whole.as_slice()) else {
+            return steps(&self.functions, tokens);
+        };
+        if tokens == 0 {
+            return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens"));
+        }
+        // A piece is written as a whole, its padding included.
+        let pieces = tokens.div_ceil(function.tokens);
+        if pieces * function.tokens > capacity {
+            let most = capacity / function.tokens * function.tokens;
+            return Err(too_long(tokens, function.tokens, Some(most)));
+        }
+        let step = |i: usize| Step {
+            function: function.name.clone(),
+            length: function.tokens,
+            context: Some(capacity),
+            first: i * function.tokens,
+            tokens: function.tokens.min(tokens - i * function.tokens),
+        };
+        Ok((0..pieces).map(step).collect())
+    }
+
+    fn run(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
+        let steps = self.steps(tokens.len())?;
+        check_vocabulary(tokens, self.model.vocab_size)?;
+        self.chunk_times.clear();
+        if self.states.is_none()
+            && let Some(past) = self.past.clone().filter(|_| steps.iter().any(|s| s.context.is_some()))
+        {
+            let (rows, model, threads) = (self.layout.clone(), self.model.clone(), self.threads);
+            let chain = Chain { rows: &rows, past: &past, model: &model, threads };
+            let done = chain.run(self, &steps, tokens, sink)?;
+            self.chunk_times = done.times;
+            return Ok(self.prefilled(done.cache, done.logits, &steps, tokens.len(), done.seconds));
+        }
+        let start = std::time::Instant::now();
+        let (mut logits, mut outputs) = (None, Vec::new());
+        for stage in &mut self.stages {
+            stage.clear()?;
+        }
+        for step in &steps {
+            let end = step.first + step.tokens;
+            outputs = self.run_step(step, &tokens[step.first..end], &[])?;
+        }
+        let mut tensors = Vec::new();
+        let logits_name = self.stages.iter().find_map(|s| s.layout.outputs.logits.clone());
+        for (name, array) in outputs {
+            if Some(&name) == logits_name.as_ref() {
+                logits = array.to_f32().map(|values| Logits { values });
+            } else {
+                tensors.extend(crate::tensors::tensor(name, &array));
+            }
+        }
+        for stage in &self.stages {
+            tensors.extend(stage.state_tensors()?);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let live = LiveRows::seen(tokens.len());
+        let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
+            .with_model(Some(self.model.clone()))
+            .with_tokens(tokens.to_vec());
+        sink(&cache, 0..i64::try_from(tokens.len()).unwrap_or(i64::MAX))?;
+        Ok(self.prefilled(cache, logits, &steps, tokens.len(), seconds))
+    }
+
+    fn prefilled(
+        &self,
+        cache: CacheView,
+        logits: Option<Logits>,
+        steps: &[Step],
+        tokens: usize,
+        seconds: f64,
+    ) -> Prefilled {
+        let report = PrefillReport {
+            engine: self.engine().to_owned(),
+            function: steps.last().map_or_else(String::new, |s| s.function.clone()),
+            tokens,
+            seconds,
+            tokens_per_second: tokens as f64 / seconds,
+        };
+        Prefilled { cache, logits, report }
+    }
+}
+
+/// The model that all packages, and the caller, name.
+fn model(stages: &[Stage], stated: Option<ModelSpec>) -> Result<ModelSpec, Error> {
+    let mut known: Option<(String, ModelSpec)> = stated.map(|m| ("the caller".to_owned(), m));
+    for stage in stages {
+        let Some(own) = stage.model()? else { continue };
+        let place = format!("`{}`", stage.path().display());
+        if let Some((other, model)) = &known {
+            let digests = (&model.weights_digest, &own.weights_digest);
+            let difference =
+                model.differences(&own).first().map(ToString::to_string).or_else(|| match digests {
+                    (Some(a), Some(b)) if a != b => {
+                        Some(format!("weights_digest differs: {a} here, {b} there"))
+                    }
+                    _ => None,
+                });
+            if let Some(difference) = difference {
+                let message = format!("{other} and {place} are not of one model: {difference}");
+                return Err(Error::new(ErrorKind::Incompatible, message));
+            }
+        }
+        known.get_or_insert((place, own));
+    }
+    known.map(|(_, model)| model).ok_or_else(|| {
+        Error::new(ErrorKind::Layout, "no package of the chain states its model")
+            .hint("name the folder it was made from with --model DIR")
+    })
+}
+
+/// The functions that all packages have; they must agree.
+fn functions(stages: &[Stage]) -> Result<PrefillFunctions, Error> {
+    let lengths = |f: &PrefillFunctions| {
+        let whole: Vec<usize> = f.whole.iter().map(|f: &FunctionInfo| f.tokens).collect();
+        let chunks: Vec<(usize, usize)> =
+            f.chunks.iter().map(|f: &ChunkFunction| (f.tokens, f.context)).collect();
+        (whole, chunks)
+    };
+    let first = &stages[0];
+    for stage in &stages[1..] {
+        // A stage that takes one row at a time runs after the last token alone.
+        if !stage.takes_one_row() && lengths(&stage.functions) != lengths(&first.functions) {
+            let (a, b) = (first.path().display(), stage.path().display());
+            let message = format!(
+                "`{a}` takes {:?} tokens (and, with a past, {:?}), `{b}` {:?} ({:?})",
+                lengths(&first.functions).0,
+                lengths(&first.functions).1,
+                lengths(&stage.functions).0,
+                lengths(&stage.functions).1
+            );
+            return Err(Error::new(ErrorKind::Package, message)
+                .hint("packages of a chain have functions of the same lengths"));
+        }
+    }
+    Ok(first.functions.clone())
+}
+
+/// One layout of several that each speak of some layers.
+fn joined<'a>(layouts: impl Iterator<Item = &'a Layout>) -> Option<Layout> {
+    let mut all: Option<Layout> = None;
+    for layout in layouts {
+        match &mut all {
+            None => all = Some(Layout { partial: false, ..layout.clone() }),
+            Some(all) => {
+                all.tensors.extend(layout.tensors.iter().cloned());
+                all.outputs.logits = layout.outputs.logits.clone().or(all.outputs.logits.take());
+                all.inputs.last_index = layout.inputs.last_index.clone().or(all.inputs.last_index.take());
+            }
+        }
+    }
+    all.filter(|layout| !layout.tensors.is_empty())
+}
+
+impl RunStep for ChainPrefill {
+    fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
+        let mut infos = Vec::new();
+        for stage in &mut self.stages {
+            infos.extend(stage.past_inputs(function, names)?);
+        }
+        Ok(infos)
+    }
+
+    fn run_step(
+        &mut self,
+        step: &Step,
+        tokens: &[u32],
+        past: &[(String, Array)],
+    ) -> Result<Vec<(String, Array)>, Error> {
+        let mut passed = Passed::default();
+        for stage in &mut self.stages {
+            stage.run(step, tokens, past, &mut passed)?;
+        }
+        Ok(passed.outputs)
+    }
+}
+
+impl Prefill for ChainPrefill {
+    fn engine(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn functions(&self) -> &[FunctionInfo] {
+        &self.functions.whole
+    }
+
+    fn model(&self) -> Option<&ModelSpec> {
+        Some(&self.model)
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn prepare(&mut self, tokens: usize) -> Result<(), Error> {
+        for step in self.steps(tokens)? {
+            for stage in &mut self.stages {
+                stage.load(&step.function)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
+        self.run(tokens, &mut |_, _| Ok(()))
+    }
+
+    fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
+        self.run(tokens, sink)
+    }
+}

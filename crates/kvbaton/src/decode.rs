@@ -1,0 +1,215 @@
+//! Engines that decode with a package: one token at a time, the cache in states.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvbaton_exec::{Array, Executable, Options, State};
+use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo};
+use kvbaton_mil::Package;
+use kvbaton_mil::program::DataType;
+
+use crate::cpu::{Stated, agree, check_vocabulary};
+use crate::functions::{Declared, Purpose, declared};
+use crate::inputs::{self, Wanted as Input};
+use crate::tensors::{dtype, tensor};
+use crate::{
+    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Logits, Target, Threads, Waived, Wanted,
+    check_compatible, hand_off_to,
+};
+
+/// An engine that decodes one token at a time.
+///
+/// It keeps the cache itself: its states are filled by a hand-off, and grow by a row a step.
+pub trait Decode: Send {
+    /// `cpu`, `coreml`, …
+    fn engine(&self) -> &'static str;
+
+    /// What the package says of its model.
+    fn model(&self) -> &ModelSpec;
+
+    /// The layout of its states.
+    fn layout(&self) -> &Layout;
+
+    /// Rows that its states hold: a context.
+    fn capacity(&self) -> usize;
+
+    /// Tokens that the states have seen: the position of the next one.
+    fn tokens_seen(&self) -> usize;
+
+    /// Forgets every token.
+    ///
+    /// # Errors
+    ///
+    /// When the states cannot be made.
+    fn clear(&mut self) -> Result<(), Error>;
+
+    /// Takes a cache over: its states hold what `view` holds, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// When the cache is of another shape, has more rows than the states, or values that they cannot hold. The engine
+    /// has seen no token then.
+    fn receive(&mut self, view: &CacheView, threads: &Threads) -> Result<HandoffReport, Error>;
+
+    /// Runs one token after those it has seen, and returns the logits of the next.
+    ///
+    /// # Errors
+    ///
+    /// When the context is full, the token is not in the vocabulary, or the program fails.
+    fn step(&mut self, token: u32) -> Result<Logits, Error>;
+
+    /// The states as a cache. While the view lives, the next step copies them.
+    ///
+    /// # Errors
+    ///
+    /// When a step that failed lost them.
+    fn cache(&self) -> Result<CacheView, Error>;
+
+    /// Where the states are, and their bytes: those that moved during a step were copied.
+    fn addresses(&self) -> Vec<(usize, usize)>;
+}
+
+/// A decode package on the CPU executor.
+pub struct CpuDecode {
+    model: ModelSpec,
+    layout: Layout,
+    capacity: usize,
+    program: Executable,
+    state: State,
+    seen: usize,
+}
+
+impl CpuDecode {
+    /// Opens a package that says of itself what its states are. `threads` 0 takes all cores.
+    ///
+    /// # Errors
+    ///
+    /// When the package cannot be read or run, states neither its layout nor its model, or does not decode.
+    pub fn open(path: &Path, threads: usize) -> Result<CpuDecode, Error> {
+        let package = Arc::new(Package::open(path)?);
+        let (layout, model) = agree(&package, Stated::default())?;
+        let Some(Declared { name, tokens: 1, context: Some(capacity), .. }) =
+            declared(&package)?.into_iter().flatten().find(|f| f.kind == Purpose::Decode)
+        else {
+            let message = format!("no function of `{}` decodes a token at a time", path.display());
+            return Err(Error::new(ErrorKind::Package, message)
+                .hint("export one with --kind decode; a package that prefills goes to --prefill"));
+        };
+        let program = Executable::load(package, &name, &Options::with_threads(threads))?;
+        let names = layout.tensor_names(&model.cache)?;
+        if let Some(missing) = names.iter().find(|n| !program.states().iter().any(|s| s.name == **n)) {
+            let message = format!("layout `{}` names a state `{missing}` that `{name}` lacks", layout.name);
+            return Err(Error::new(ErrorKind::Layout, message).field("state", missing.clone()));
+        }
+        let state = program.new_state()?;
+        Ok(CpuDecode { model, layout, capacity, program, state, seen: 0 })
+    }
+}
+
+impl Decode for CpuDecode {
+    fn engine(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn model(&self) -> &ModelSpec {
+        &self.model
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn tokens_seen(&self) -> usize {
+        self.seen
+    }
+
+    fn clear(&mut self) -> Result<(), Error> {
+        self.seen = 0;
+        self.state = self.program.new_state()?;
+        Ok(())
+    }
+
+    fn receive(&mut self, view: &CacheView, threads: &Threads) -> Result<HandoffReport, Error> {
+        self.clear()?;
+        if let Some(model) = view.model() {
+            check_compatible(model, &self.model, Waived { weights: true })?;
+        }
+        let seen = view.tokens_seen();
+        if seen > self.capacity {
+            return Err(full(seen, self.capacity));
+        }
+        let mut targets = Vec::new();
+        for (feature, bytes) in self.state.all_mut()? {
+            if let (Some(dtype), Some(shape)) = (dtype(feature.ty.dtype), feature.ty.fixed_shape()) {
+                let info = TensorInfo::contiguous(feature.name.clone(), dtype, &shape);
+                targets.push(Target { info, bytes });
+            }
+        }
+        let live = LiveRows::seen(seen);
+        let (layout, cache) = (&self.layout, &self.model.cache);
+        let wanted = Wanted { layout, cache, live: &live, rows: None, whole: &[] };
+        // States are zeroed as they are made: rows that nothing fills are zero already.
+        let filled = hand_off_to(view, &wanted, &mut targets, threads, HandoffOptions::default());
+        match filled {
+            Ok(filled) => {
+                self.seen = seen;
+                Ok(HandoffReport::of_fill(&filled, seen))
+            }
+            Err(error) => {
+                self.clear()?;
+                Err(error)
+            }
+        }
+    }
+
+    fn step(&mut self, token: u32) -> Result<Logits, Error> {
+        if self.seen >= self.capacity {
+            return Err(full(self.seen + 1, self.capacity));
+        }
+        check_vocabulary(&[token], self.model.vocab_size)?;
+        let wanted: Vec<Input<'_>> =
+            self.program.inputs().iter().map(|f| Input { name: &f.name, ty: &f.ty }).collect();
+        let inputs = inputs::build_after(&self.layout, &wanted, &[token], 1, self.seen, &[])?;
+        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
+        let outputs = self.program.run_with(&inputs, &mut self.state)?;
+        self.seen += 1;
+        let logits = outputs.into_iter().find(|(name, _)| Some(name) == self.layout.outputs.logits.as_ref());
+        logits.and_then(|(_, array)| array.to_f32()).map(|values| Logits { values }).ok_or_else(|| {
+            let message =
+                format!("layout `{}` names no output of logits that the program has", self.layout.name);
+            Error::new(ErrorKind::Layout, message)
+        })
+    }
+
+    fn cache(&self) -> Result<CacheView, Error> {
+        let mut tensors = Vec::new();
+        for feature in self.state.features() {
+            tensors.extend(tensor(feature.name.clone(), &self.state.array(&feature.name)?));
+        }
+        let live = LiveRows::seen(self.seen);
+        let view = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?;
+        Ok(view.with_model(Some(self.model.clone())))
+    }
+
+    fn addresses(&self) -> Vec<(usize, usize)> {
+        let bytes = self.state.features().filter(|f| f.ty.dtype == DataType::Float16);
+        bytes
+            .filter_map(|f| self.state.bytes(&f.name).ok())
+            .map(|bytes| (bytes.as_ptr().addr(), bytes.len()))
+            .collect()
+    }
+}
+
+fn full(tokens: usize, capacity: usize) -> Error {
+    Error::new(
+        ErrorKind::Capacity,
+        format!("{tokens} tokens do not fit the decode package's context of {capacity}"),
+    )
+    .hint(format!("export with --kind decode --context {}", tokens.next_power_of_two()))
+    .field("tokens", tokens)
+    .field("capacity", capacity)
+}
