@@ -98,16 +98,24 @@ pub struct Stated {
     pub model: Option<ModelSpec>,
 }
 
-/// The layout and the model of a package, from its metadata or from the caller; both must agree where both speak.
 fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error> {
+    agree_on(package.path(), package.metadata(), stated)
+}
+
+/// The layout and the model of a package, from its metadata or from the caller; both must agree where both speak.
+pub(crate) fn agree_on(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    stated: Stated,
+) -> Result<(Layout, ModelSpec), Error> {
     let missing = |what: &str, key: &str, hint: &str| {
-        let path = package.path().display();
+        let path = path.display();
         let message = format!("`{path}` does not state its {what}: the metadata key `{key}` is missing");
         Error::new(ErrorKind::Layout, message)
             .hint(format!("{hint}; `kvbaton inspect` shows what it holds"))
             .field("key", key)
     };
-    let declared = package.metadata().get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
+    let declared = metadata.get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
     let layout = match (declared, stated.layout) {
         (Some(own), Some(said)) if own.tensors != said.tensors || own.placement != said.placement => {
             let message =
@@ -121,7 +129,7 @@ fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error
         (None, Some(said)) => said,
         (None, None) => return Err(missing("layout", LAYOUT_KEY, "say it with --layout NAME|FILE.toml")),
     };
-    let model = match (declared_model(package)?, stated.model) {
+    let model = match (declared_model(metadata)?, stated.model) {
         (Some(own), Some(said)) => match own.differences(&said).first() {
             Some(first) => {
                 let message = format!("the package's model is not the one that the caller names: {first}");
@@ -138,15 +146,15 @@ fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error
     Ok((layout, model))
 }
 
-fn declared_model(package: &Package) -> Result<Option<ModelSpec>, Error> {
-    let Some(text) = package.metadata().get(MODEL_KEY) else { return Ok(None) };
+fn declared_model(metadata: &BTreeMap<String, String>) -> Result<Option<ModelSpec>, Error> {
+    let Some(text) = metadata.get(MODEL_KEY) else { return Ok(None) };
     serde_json::from_str(text).map(Some).map_err(|e| {
         let message = format!("the package's metadata key `{MODEL_KEY}` cannot be read: {e}");
         Error::new(ErrorKind::Package, message)
     })
 }
 
-fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a str, Error> {
+pub(crate) fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a str, Error> {
     name.ok_or_else(|| {
         Error::new(ErrorKind::Layout, format!("the layout does not name the program's {role} input"))
             .hint(format!("add `{role} = \"…\"` to its [inputs] table"))
@@ -224,13 +232,7 @@ impl Prefill for CpuPrefill {
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
             .with_tokens(tokens.to_vec());
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function: function.name,
-            tokens: tokens.len(),
-            seconds,
-            tokens_per_second: tokens.len() as f64 / seconds,
-        };
+        let report = PrefillReport::new(self.engine(), function.name, tokens.len(), seconds);
         Ok(Prefilled { cache, logits, report })
     }
 }

@@ -6,12 +6,16 @@
 
 #![forbid(unsafe_code)]
 
+mod accelerated;
+#[cfg(target_os = "macos")]
+mod apple;
 pub mod bench;
 mod compatible;
 mod cpu;
 mod cut;
 mod digest;
 mod dump;
+mod engine;
 mod error;
 pub mod fake;
 mod handoff;
@@ -22,16 +26,19 @@ mod report;
 mod scan;
 mod view;
 
+pub use accelerated::RuntimePrefill;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
 pub use digest::{DigestCache, weights_digest};
 pub use dump::open_dump;
+pub use engine::{Engine, EngineOptions, Waiting, open_prefill};
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
 pub use kvbaton_layout as layout;
 pub use kvbaton_mil as mil;
 pub use kvbaton_plan as plan;
+pub use kvbaton_runtime as runtime;
 pub use prefill::{FunctionInfo, Logits, Prefill, Prefilled, choose_function};
 pub use report::{HandoffReport, PathTaken, PrefillReport, Range, memcpy_share};
 pub use scan::{Finding, Scan, Unusual};

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use kvbaton::fake::{FakePrefill, Habits};
 use kvbaton::layout::CacheSpec;
-use kvbaton::{CpuPrefill, Error, ErrorKind, Prefill};
+use kvbaton::runtime::Units;
+use kvbaton::{EngineOptions, Error, ErrorKind, Prefill, open_prefill};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -26,10 +28,24 @@ impl NativePrefill {
 impl NativePrefill {
     /// Opens the package at `path`.
     #[new]
-    #[pyo3(signature = (path, threads=0))]
-    fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
-        let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?;
-        Ok(NativePrefill(Mutex::new(Box::new(engine))))
+    #[pyo3(signature = (path, threads=0, engine=None, compute_units=None, engine_timeout=None))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        threads: usize,
+        engine: Option<&str>,
+        compute_units: Option<&str>,
+        engine_timeout: Option<f64>,
+    ) -> PyResult<NativePrefill> {
+        let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
+        let engine = engine.map(str::parse).transpose().map_err(to_python)?;
+        let units = compute_units.map(str::parse::<Units>).transpose().map_err(usage)?;
+        let timeout = engine_timeout.map(Duration::try_from_secs_f64).transpose();
+        let timeout =
+            timeout.map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?;
+        let options = EngineOptions { engine, units, threads, timeout, ..EngineOptions::default() };
+        let engine = py.detach(|| open_prefill(&path, options)).map_err(to_python)?;
+        Ok(NativePrefill(Mutex::new(engine)))
     }
 
     /// An engine that computes nothing and has Core ML's habits; `cache` is JSON.
@@ -44,7 +60,7 @@ impl NativePrefill {
         let cache: CacheSpec = serde_json::from_str(cache).map_err(|e| {
             to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
         })?;
-        let habits = Habits { row_align_bytes, ignores_backings, fails_at };
+        let habits = Habits { row_align_bytes, ignores_backings, fails_at, ..Habits::default() };
         let engine = FakePrefill::new(cache, &lengths, habits).map_err(to_python)?;
         Ok(NativePrefill(Mutex::new(Box::new(engine))))
     }

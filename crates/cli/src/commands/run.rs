@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
 use kvbaton::{
-    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Stated, Waived,
-    check_compatible, open_dump,
+    DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Stated, Waived, check_compatible,
+    open_dump, open_prefill,
 };
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ struct DecodeReport {
 
 /// Where the cache comes from.
 enum Producer {
-    Package(Box<CpuPrefill>),
+    Package(Box<dyn Prefill>),
     Dump(Box<(Layout, ModelSpec)>),
 }
 
@@ -57,7 +57,7 @@ impl Producer {
 pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "run")?;
     check_flags(verb)?;
-    let mut producer = producer(verb, host)?;
+    let mut producer = producer(verb, host, printer)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
     check_models(verb, producer.model(), host, waived)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
@@ -120,7 +120,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
 }
 
 /// Opens what `--prefill` names: a package is a folder, a dump a file.
-fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
+fn producer(verb: &Run, host: &dyn Host, printer: &Printer) -> Result<Producer, Error> {
     let foreign = &verb.foreign;
     let layout = foreign.layout.as_deref().map(layout).transpose()?;
     let model = foreign.model.as_deref().map(|folder| described(folder, host)).transpose()?;
@@ -143,7 +143,8 @@ fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
         return Err(Error::new(ErrorKind::Usage, format!("{flag} is for dumps; a package's rows are known")));
     }
     let stated = Stated { layout, model };
-    Ok(Producer::Package(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
+    let options = verb.runtime.options(verb.threads, stated, printer);
+    Ok(Producer::Package(open_prefill(&verb.prefill, options)?))
 }
 
 /// What a folder says of its model, its weights' digest included.
@@ -259,8 +260,12 @@ fn summary(report: &Report) -> String {
             "prefill",
             p.seconds,
             format!(
-                "{} tokens, {:.0} tokens/s, {} on {}",
-                p.tokens, p.tokens_per_second, p.function, p.engine
+                "{} tokens, {:.0} tokens/s, {} on {}{}",
+                p.tokens,
+                p.tokens_per_second,
+                p.function,
+                p.engine,
+                p.compute_units.as_ref().map(|u| format!(" ({u})")).unwrap_or_default(),
             ),
         )),
         None if report.handoff.bytes > 0 => rows.push(row("prefill", 0.0, "none: a dump".to_owned())),
@@ -296,6 +301,9 @@ fn summary(report: &Report) -> String {
     ));
     rows.push(row("time to first token", report.time_to_first_token_seconds, String::new()));
     let mut text = table(&rows);
+    for note in report.prefill.iter().flat_map(|p| &p.notes) {
+        text.push_str(&format!("prefill: {note}\n"));
+    }
     if let Some(note) = &h.note {
         text.push_str(&format!("memcpy: {note}\n"));
     }
