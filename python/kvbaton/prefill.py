@@ -59,6 +59,13 @@ class Prefill:
             os.fspath(package), threads, engine, compute_units, engine_timeout
         )
 
+    @classmethod
+    def of_native(cls, native: _native.NativePrefill) -> Prefill:
+        """Wraps an engine of the native module."""
+        made = cls.__new__(cls)
+        made._native = native
+        return made
+
     @property
     def engine(self) -> str:
         """``cpu`` or ``coreml``."""

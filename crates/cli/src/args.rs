@@ -24,6 +24,85 @@ pub(crate) enum Verb {
     Layouts(Layouts),
     /// Measure.
     Bench(Bench),
+    /// Compare what a package's cache makes MLX say with what MLX says by itself, rung by rung.
+    Verify(Verify),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Verify {
+    /// The Core ML package that prefills.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) prefill: PathBuf,
+    /// The MLX model folder that decodes.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) decode: PathBuf,
+    /// JSONL with `prompt` or `tokens` a line, or a folder of such files and of text files, one prompt each.
+    #[arg(long, value_name = "FILE.jsonl|DIR")]
+    pub(crate) prompts: PathBuf,
+    /// Tokens of the reference's continuation to compare.
+    #[arg(long, short, default_value_t = 64, value_name = "N")]
+    pub(crate) max_tokens: usize,
+    /// Cut the prompts so that each fills this context together with its continuation; each prompt runs at each.
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Compare with this package's cache instead of MLX's own prefill.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) reference: Option<PathBuf>,
+    /// Prefill each prompt so often; the caches must be the same.
+    #[arg(long, default_value_t = 1, value_name = "K")]
+    pub(crate) repeat: usize,
+    #[command(flatten)]
+    pub(crate) thresholds: VerifyThresholds,
+    /// Encode the prompts as they are.
+    #[arg(long)]
+    pub(crate) ignore_chat_template: bool,
+    /// Type of the decoder's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Accept a difference that would be refused.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) allow_different: Vec<Different>,
+    /// The folder that package and model were both made from.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) source_model: Option<PathBuf>,
+    /// The layout of the package's cache, where the package does not say: a name, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) layout: Option<String>,
+    /// The folder of the model that the package was made from, where the package does not say.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Threads for prefill; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Write the report as one HTML page.
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is still a pass.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct VerifyThresholds {
+    /// A token that the reference prefers by less than so much of a logit is a near tie.
+    #[arg(long, value_name = "LOGIT")]
+    pub(crate) tie: Option<f64>,
+    /// Smallest cosine of the keys or values of one head of one layer.
+    #[arg(long, value_name = "C")]
+    pub(crate) min_cosine: Option<f64>,
+    /// Largest relative error of the norm of such a head.
+    #[arg(long, value_name = "E")]
+    pub(crate) max_norm_error: Option<f64>,
+    /// Largest relative error of one row of one head.
+    #[arg(long, value_name = "E")]
+    pub(crate) max_row_error: Option<f64>,
+    /// Largest divergence of one step, in nats.
+    #[arg(long, value_name = "NATS")]
+    pub(crate) max_kl: Option<f64>,
+    /// Smallest share of steps at which the likeliest token is the reference's, or nearly tied with it.
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) min_agreement: Option<f64>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -61,6 +140,9 @@ pub(crate) struct Run {
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
+    /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

@@ -13,6 +13,7 @@ use crate::error::ExecError;
 use crate::graph::Graph;
 use crate::memory::{FloatBuf, Pool};
 use crate::ops::Operand;
+use crate::state::State;
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
 
 /// How to load a function.
@@ -63,6 +64,7 @@ pub struct Executable {
     graph: Graph,
     inputs: Vec<Feature>,
     outputs: Vec<Feature>,
+    states: Vec<Feature>,
     threads: rayon::ThreadPool,
     context: Context,
 }
@@ -72,14 +74,16 @@ impl Executable {
     ///
     /// # Errors
     ///
-    /// When there is no such function, it has states, or an operation is missing or used in a form that is not
-    /// handled; the message names function, operation and output.
+    /// When there is no such function, or an operation is missing or used in a form that is not handled; the message
+    /// names function, operation and output.
     pub fn load(package: Arc<Package>, function: &str, options: &Options) -> Result<Executable, ExecError> {
         let f = package.function(Some(function))?;
         let feature = |id: &ValueId| {
             let value = f.value(*id);
             match &value.ty {
-                ValueType::Tensor(ty) => Ok(Feature { name: value.name.clone(), ty: ty.clone() }),
+                ValueType::Tensor(ty) | ValueType::State(ty) => {
+                    Ok(Feature { name: value.name.clone(), ty: ty.clone() })
+                }
                 other => Err(ExecError::FeatureType {
                     function: f.name.clone(),
                     name: value.name.clone(),
@@ -89,12 +93,8 @@ impl Executable {
         };
         let inputs = f.inputs.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
         let outputs = f.block.outputs.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
-        if let Some(state) = f.states.first() {
-            let value = f.value(*state);
-            let (name, ty) = (value.name.clone(), "state".to_owned());
-            return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
-        }
-        for feature in inputs.iter().chain(&outputs) {
+        let states = f.states.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
+        for feature in inputs.iter().chain(&outputs).chain(&states) {
             if !is_float(feature.ty.dtype) && integers(feature.ty.dtype, &[]).is_none() {
                 let (name, ty) = (feature.name.clone(), feature.ty.to_string());
                 return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
@@ -102,18 +102,18 @@ impl Executable {
         }
         let mut graph = Graph::build(&package, f)?;
         if options.fuse {
-            crate::fuse::fuse(&mut graph, f);
+            crate::fuse::fuse(&mut graph);
         }
-        graph.plan_frees(f);
+        graph.plan_frees();
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
-        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()) };
+        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()), shown: Arc::default() };
         let function = f.name.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
-        Ok(Executable { package, function, graph, inputs, outputs, threads, context })
+        Ok(Executable { package, function, graph, inputs, outputs, states, threads, context })
     }
 
     /// The function's name.
@@ -129,6 +129,20 @@ impl Executable {
     /// What it gives.
     pub fn outputs(&self) -> &[Feature] {
         &self.outputs
+    }
+
+    /// What it keeps from one run to the next.
+    pub fn states(&self) -> &[Feature] {
+        &self.states
+    }
+
+    /// States for this function, zeroed, as Core ML makes them.
+    ///
+    /// # Errors
+    ///
+    /// When a state's shape is not fixed.
+    pub fn new_state(&self) -> Result<State, ExecError> {
+        State::new(&self.states)
     }
 
     /// Threads it runs on.
@@ -161,9 +175,32 @@ impl Executable {
     /// # Errors
     ///
     /// When an input is missing, unknown, or of another type or shape than the function takes, or an operation is
-    /// not defined for the values it meets (an index out of range).
+    /// not defined for the values it meets (an index out of range), or the function has states.
     pub fn run(&self, inputs: &[(&str, Array)]) -> Result<Vec<(String, Array)>, ExecError> {
-        self.threads.install(|| self.run_here(inputs, None))
+        let mut state = self.without_state()?;
+        self.threads.install(|| self.run_here(inputs, &mut state, None))
+    }
+
+    /// Runs the function on `state`, which may be another function's of the same package: states are found by name.
+    ///
+    /// # Errors
+    ///
+    /// As [`Executable::run`]; when a state is missing, of another type, or was lost by an earlier run. A run that
+    /// fails on values loses the states it took.
+    pub fn run_with(
+        &self,
+        inputs: &[(&str, Array)],
+        state: &mut State,
+    ) -> Result<Vec<(String, Array)>, ExecError> {
+        self.threads.install(|| self.run_here(inputs, state, None))
+    }
+
+    fn without_state(&self) -> Result<State, ExecError> {
+        if self.states.is_empty() {
+            return State::new(&[]);
+        }
+        let states = self.states.iter().map(|f| f.name.clone()).collect();
+        Err(ExecError::NeedsState { function: self.function.clone(), states })
     }
 
     /// Runs the function and says how long each kind of node took, in seconds, the longest first.
@@ -177,7 +214,8 @@ impl Executable {
         inputs: &[(&str, Array)],
     ) -> Result<(Vec<(String, Array)>, Vec<(String, f64)>), ExecError> {
         let mut seconds = HashMap::new();
-        let outputs = self.threads.install(|| self.run_here(inputs, Some(&mut seconds)))?;
+        let mut state = self.without_state()?;
+        let outputs = self.threads.install(|| self.run_here(inputs, &mut state, Some(&mut seconds)))?;
         let mut seconds: Vec<(String, f64)> = seconds.into_iter().collect();
         seconds.sort_by(|a, b| b.1.total_cmp(&a.1));
         Ok((outputs, seconds))
@@ -186,27 +224,27 @@ impl Executable {
     fn run_here(
         &self,
         inputs: &[(&str, Array)],
+        state: &mut State,
         mut seconds: Option<&mut HashMap<String, f64>>,
     ) -> Result<Vec<(String, Array)>, ExecError> {
         let function = self.package.function(Some(&self.function))?;
         let mut values: Vec<Option<Tensor>> = vec![None; function.values.len()];
-        for (id, tensor) in &self.graph.constants {
-            values[id.0 as usize] = Some(tensor.clone());
-        }
+        let context = Context { shown: Arc::default(), ..self.context.clone() };
         self.bind(inputs, function, &mut values)?;
+        self.states.iter().try_for_each(|feature| state.check(feature))?;
+        for (feature, (id, _)) in self.states.iter().zip(&self.graph.states) {
+            values[id.0 as usize] = Some(state.take(&self.context, feature)?);
+        }
         for node in &self.graph.nodes {
             let start = std::time::Instant::now();
-            let operands: Vec<Tensor> = node
-                .operands
-                .iter()
-                .map(|o| match o {
-                    Operand::Value(id) => values[id.0 as usize]
-                        .clone()
-                        .expect("the reader checked that values precede their uses"),
-                    Operand::Fixed(t) => t.clone(),
+            let operands: Vec<Tensor> = (0..node.operands.len())
+                .map(|i| {
+                    let (o, later) = (&node.operands[i], &node.operands[i + 1..]);
+                    let again = later.iter().any(|l| l.value().is_some() && l.value() == o.value());
+                    operand(&mut values, o, if again { &[] } else { &node.last_uses })
                 })
                 .collect();
-            let outputs = node.run(&self.context, function, &operands).map_err(|reason| ExecError::Run {
+            let outputs = node.run(&context, function, operands).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: node.kind.clone(),
                 output: node.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone()),
@@ -229,8 +267,8 @@ impl Executable {
         }
         let start = std::time::Instant::now();
         let mut outputs = Vec::with_capacity(self.outputs.len());
-        for (feature, id) in self.outputs.iter().zip(&function.block.outputs) {
-            let tensor = values[id.0 as usize].clone().expect("the reader checked that outputs are defined");
+        for (feature, output) in self.outputs.iter().zip(&self.graph.outputs) {
+            let tensor = operand(&mut values, output, &[]);
             let array = export(&self.context, feature, &tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: "output".to_owned(),
@@ -238,6 +276,15 @@ impl Executable {
                 reason,
             })?;
             outputs.push((feature.name.clone(), array));
+        }
+        for (feature, (_, last)) in self.states.iter().zip(&self.graph.states) {
+            let tensor = operand(&mut values, last, &[]);
+            state.put(&self.context, &feature.name, tensor).map_err(|reason| ExecError::Run {
+                function: self.function.clone(),
+                op: "write_state".to_owned(),
+                output: feature.name.clone(),
+                reason,
+            })?;
         }
         if let Some(seconds) = seconds {
             *seconds.entry("outputs".to_owned()).or_default() += start.elapsed().as_secs_f64();
@@ -280,40 +327,76 @@ impl Executable {
             if !fits {
                 return Err(mismatch());
             }
-            values[id.0 as usize] = Some(import(&self.context, array).ok_or_else(mismatch)?);
+            let (dtype, shape) = (array.dtype(), array.shape());
+            // Floats are read where they are: a cache may be most of the machine's memory.
+            let value = Tensor::given(dtype, shape.to_vec(), array.bytes().clone())
+                .or_else(|| decode(&self.context, dtype, shape, array.bytes()));
+            values[id.0 as usize] = Some(value.ok_or_else(mismatch)?);
         }
         Ok(())
     }
 }
 
-/// An array as a value; `None` when its type is not handled.
-fn import(cx: &Context, array: &Array) -> Option<Tensor> {
-    let shape = array.shape().to_vec();
-    Some(match array.dtype() {
-        DataType::Float16 | DataType::Float32 => {
-            let all = array.to_f32()?;
-            let mut values = cx.pool.take(all.len());
-            values.copy_from_slice(&all);
-            Tensor::floats(array.dtype(), shape, values)
+/// The value of an operand; the last one to use it gets the value itself.
+fn operand(values: &mut [Option<Tensor>], operand: &Operand, last_uses: &[ValueId]) -> Tensor {
+    match operand {
+        Operand::Fixed(tensor) => tensor.clone(),
+        Operand::Value(id) => {
+            let value = &mut values[id.0 as usize];
+            let value = if last_uses.contains(id) { value.take() } else { value.clone() };
+            value.expect("the reader checked that values precede their uses")
         }
-        DataType::Bool => Tensor::bools(shape, array.bytes().iter().map(|b| *b != 0).collect()),
-        dtype => Tensor::ints(dtype, shape, integers(dtype, array.bytes())?),
+    }
+}
+
+/// Little-endian elements as a value; `None` when their type is not handled.
+pub(crate) fn decode(cx: &Context, dtype: DataType, shape: &[usize], bytes: &[u8]) -> Option<Tensor> {
+    let shape = shape.to_vec();
+    Some(match dtype {
+        DataType::Float16 => {
+            let mut values = cx.pool.take(bytes.len() / 2);
+            for (v, b) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *v = half::f16::from_le_bytes(*b).to_f32();
+            }
+            Tensor::floats(dtype, shape, values)
+        }
+        DataType::Float32 => {
+            let mut values = cx.pool.take(bytes.len() / 4);
+            for (v, b) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *v = f32::from_le_bytes(*b);
+            }
+            Tensor::floats(dtype, shape, values)
+        }
+        DataType::Bool => Tensor::bools(shape, bytes.iter().map(|b| *b != 0).collect()),
+        dtype => Tensor::ints(dtype, shape, integers(dtype, bytes)?),
     })
 }
 
 /// A value as an array of the feature's type.
 fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, String> {
-    let dtype = feature.ty.dtype;
+    let bytes = Bytes::new(encode(cx, &feature.ty, tensor)?);
+    Array::new(feature.ty.dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())
+}
+
+/// A value as little-endian elements of the type `ty`.
+pub(crate) fn encode(cx: &Context, ty: &TensorType, tensor: &Tensor) -> Result<Buffer, String> {
+    let dtype = ty.dtype;
     let element = dtype.bits().unwrap_or(8) / 8;
     let mut buffer = Buffer::zeroed(tensor.count() * element);
     match (&tensor.data, dtype) {
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float16) => {
+        (
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+            DataType::Float16,
+        ) => {
             let packed = tensor.to_packed(cx)?;
             let values = packed.packed_singles().ok_or("not packed")?;
             let out = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
             narrow(cx.isa, values, out);
         }
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float32) => {
+        (
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+            DataType::Float32,
+        ) => {
             let values = FloatBuf::owned(tensor.float_values(cx.isa)?);
             for (out, v) in buffer.chunks_exact_mut(4).zip(values.iter()) {
                 out.copy_from_slice(&v.to_le_bytes());
@@ -329,9 +412,9 @@ fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, Str
                 out.copy_from_slice(&v.to_le_bytes()[..element]);
             }
         }
-        _ => return Err(format!("declared {}, computed as {}", feature.ty, tensor.dtype)),
+        _ => return Err(format!("declared {ty}, computed as {}", tensor.dtype)),
     }
-    Array::new(dtype, tensor.shape.clone(), Bytes::new(buffer)).map_err(|e| e.to_string())
+    Ok(buffer)
 }
 
 /// Rounds to fp16 with all threads.

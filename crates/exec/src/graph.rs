@@ -7,7 +7,7 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::{Constant, Function, ValueId, ValueType};
 
 use crate::error::ExecError;
-use crate::ops::{self, Form, Op, Operand};
+use crate::ops::{self, Form, Op, Operand, states};
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
 
@@ -40,16 +40,16 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
     /// Shapes of values, where they are known at load.
     pub(crate) shapes: Vec<Option<Vec<usize>>>,
-    pub(crate) constants: HashMap<ValueId, Tensor>,
+    /// What the function returns, in its order.
+    pub(crate) outputs: Vec<Operand>,
+    /// Each state: the value it starts as, and what it is left as.
+    pub(crate) states: Vec<(ValueId, Operand)>,
 }
 
 impl Node {
     /// The values it reads.
     pub(crate) fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
-        self.operands.iter().filter_map(|o| match o {
-            Operand::Value(id) => Some(*id),
-            Operand::Fixed(_) => None,
-        })
+        self.operands.iter().filter_map(Operand::value)
     }
 
     /// Computes its outputs.
@@ -57,13 +57,13 @@ impl Node {
         &self,
         cx: &Context,
         function: &Function,
-        operands: &[Tensor],
+        operands: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, String> {
         match &self.work {
-            Work::Op(op) => op.eval(cx, operands),
+            Work::Op(op) => op.eval_owned(cx, operands),
             Work::Rows(program, which) => {
                 let results: Vec<_> =
-                    program.run(cx, operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
+                    program.run(cx, &operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
                 self.outputs
                     .iter()
                     .zip(which)
@@ -76,8 +76,33 @@ impl Node {
                     })
                     .collect()
             }
-            Work::Attention(attention) => attention.run(cx, operands),
+            Work::Attention(attention) => attention.run(cx, &operands),
         }
+    }
+}
+
+/// States as values: `read_state` names the version that is current, `write_state` makes another one current. So the
+/// operations are pure, and an update whose operand nobody else needs happens in place.
+struct Names {
+    /// What the results of `read_state` stand for.
+    aliases: HashMap<ValueId, Operand>,
+    /// The current version of each state.
+    versions: HashMap<ValueId, Operand>,
+}
+
+impl Names {
+    fn of(function: &Function) -> Names {
+        Names {
+            aliases: HashMap::new(),
+            versions: function.states.iter().map(|id| (*id, Operand::Value(*id))).collect(),
+        }
+    }
+
+    fn take(&mut self, named: states::Named) {
+        match named {
+            states::Named::Read { result, version } => self.aliases.insert(result, version),
+            states::Named::Written { state, version } => self.versions.insert(state, version),
+        };
     }
 }
 
@@ -107,24 +132,36 @@ impl Graph {
                 .values
                 .iter()
                 .map(|v| match &v.ty {
-                    ValueType::Tensor(ty) => ty.fixed_shape(),
+                    ValueType::Tensor(ty) | ValueType::State(ty) => ty.fixed_shape(),
                     _ => None,
                 })
                 .collect(),
-            constants: HashMap::new(),
+            outputs: Vec::new(),
+            states: Vec::new(),
         };
+        let mut names = Names::of(function);
         let mut decompressed: HashMap<ValueId, Tensor> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind != "const") {
             let (name, kind, output) = place(function, op);
-            let (constants, decompressed_so_far) = (&constants, &decompressed);
             let mut form = Form {
                 package,
                 function,
                 op,
-                constants,
-                decompressed: decompressed_so_far,
+                constants: &constants,
+                decompressed: &decompressed,
+                aliases: &names.aliases,
                 operands: Vec::new(),
             };
+            if matches!(op.kind.as_str(), "read_state" | "write_state") {
+                let named = states::name(&mut form, &names.versions);
+                names.take(named.map_err(|reason| ExecError::Form {
+                    function: name,
+                    op: kind,
+                    output,
+                    reason,
+                })?);
+                continue;
+            }
             if let Some(tensor) = ops::decompress(&form) {
                 let tensor = tensor.and_then(|t| match op.outputs.as_slice() {
                     [id] if graph.shapes[id.0 as usize].as_ref() == Some(&t.shape) => Ok((*id, t)),
@@ -149,13 +186,23 @@ impl Graph {
             let outputs = op.outputs.clone();
             graph.nodes.push(Node { kind, work, operands: form.operands, outputs, last_uses: Vec::new() });
         }
-        // A constant may be an output of the function.
-        for id in &function.block.outputs {
-            if let Some(tensor) = constants.get(id).and_then(|c| Tensor::constant(package, c)) {
-                graph.constants.insert(*id, tensor);
-            }
-        }
+        graph.outputs = function
+            .block
+            .outputs
+            .iter()
+            .map(|id| {
+                let constant = || constants.get(id).and_then(|c| Tensor::constant(package, c));
+                let fixed = decompressed.get(id).cloned().or_else(constant).map(Operand::Fixed);
+                fixed.or_else(|| names.aliases.get(id).cloned()).unwrap_or(Operand::Value(*id))
+            })
+            .collect();
+        graph.states = function.states.iter().map(|id| (*id, names.versions[id].clone())).collect();
         Ok(graph)
+    }
+
+    /// Values that the run itself needs: outputs and the last versions of states.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.outputs.iter().chain(self.states.iter().map(|(_, last)| last)).filter_map(Operand::value)
     }
 
     /// Shapes of a node's operands, if all are known.
@@ -192,7 +239,7 @@ impl Graph {
     }
 
     /// Notes after which node each value can be freed.
-    pub(crate) fn plan_frees(&mut self, function: &Function) {
+    pub(crate) fn plan_frees(&mut self) {
         let mut last: HashMap<ValueId, usize> = HashMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
             // A value that nobody reads goes right away.
@@ -200,8 +247,8 @@ impl Graph {
                 last.insert(id, i);
             }
         }
-        for id in &function.block.outputs {
-            last.remove(id);
+        for id in self.kept() {
+            last.remove(&id);
         }
         for node in &mut self.nodes {
             node.last_uses.clear();

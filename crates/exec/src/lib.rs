@@ -16,6 +16,7 @@ mod fuse;
 mod graph;
 mod memory;
 mod ops;
+mod state;
 mod tensor;
 mod tile;
 
@@ -23,3 +24,4 @@ pub use array::{Array, ArrayError};
 pub use error::ExecError;
 pub use executable::{Executable, Feature, Options};
 pub use ops::supported_ops;
+pub use state::State;

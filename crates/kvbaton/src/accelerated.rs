@@ -5,17 +5,20 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use kvbaton_exec::Array;
-use kvbaton_layout::{CacheSpec, Layout, LiveRows, ModelSpec, Placement, TensorInfo};
+use kvbaton_layout::{Layout, LiveRows, ModelSpec, Placement, TensorInfo};
+use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::program::{DataType, Dim, TensorType};
-use kvbaton_mil::{Feature, FeatureKind, Package};
+use kvbaton_mil::{Feature, FeatureKind, PAST_KEY, Package};
 use kvbaton_runtime::{
     ArrayInfo, CompiledFeature, CompiledFunction, CompiledModel, Counts, Element, Loaded, Memory, Output,
     Runtime, Session, Units, is_compiled,
 };
 
-use crate::cpu::{agree_on, input_name};
+use crate::chunks::{Chain, RunStep, Step, steps};
+use crate::cpu::{agree, check_vocabulary, input_name};
+use crate::functions::{Facts, PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
-use crate::prefill::choose_function;
+use crate::prefill::ChunkSink;
 use crate::{
     CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Stated, Tensor,
 };
@@ -25,9 +28,10 @@ pub struct RuntimePrefill<R: Runtime> {
     session: Session<R>,
     path: PathBuf,
     layout: Layout,
-    cache: CacheSpec,
-    model: Option<ModelSpec>,
-    functions: Vec<FunctionInfo>,
+    model: ModelSpec,
+    functions: PrefillFunctions,
+    /// The layout of the cache so far, where functions take one.
+    past: Option<Layout>,
     programs: BTreeMap<String, CompiledFunction>,
     units: Option<Units>,
     loaded: BTreeMap<String, Loaded>,
@@ -46,48 +50,27 @@ impl<R: Runtime> RuntimePrefill<R> {
         units: Option<Units>,
         stated: Stated,
     ) -> Result<RuntimePrefill<R>, Error> {
-        let (programs, metadata) = described(path)?;
-        let (layout, model) = agree_on(path, &metadata, stated)?;
-        let cache = model.cache.clone();
-        let engine = RuntimePrefill::of(session, path, layout, cache, programs)?;
-        Ok(RuntimePrefill { model: Some(model), units, ..engine })
-    }
-
-    /// An engine for functions that are described already.
-    pub(crate) fn of(
-        session: Session<R>,
-        path: &Path,
-        layout: Layout,
-        cache: CacheSpec,
-        described: Vec<CompiledFunction>,
-    ) -> Result<RuntimePrefill<R>, Error> {
-        let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?.to_owned();
-        let (mut functions, mut programs) = (Vec::new(), BTreeMap::new());
-        for function in described {
-            let input = function.inputs.iter().find(|i| i.name == tokens_input);
-            // The only function of a package has a name that is never asked for.
-            let name = function.name.clone().unwrap_or_default();
-            if let Some([1, tokens]) = input.map(|i| i.shape.as_slice()) {
-                functions.push(FunctionInfo { name: name.clone(), tokens: *tokens });
-                programs.insert(name, function);
-            }
-        }
-        functions.sort_by_key(|f| f.tokens);
-        if functions.is_empty() {
-            let path = path.display();
-            let message =
-                format!("no function of `{path}` has an input `{tokens_input}` of shape (1, length)");
-            return Err(Error::new(ErrorKind::Package, message));
-        }
+        let (described, metadata) = described(path)?;
+        let (layout, model) = agree(path, &metadata, stated)?;
+        let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
+        // The only function of a package is called `main`, and is not asked for by name.
+        let programs: BTreeMap<String, CompiledFunction> =
+            described.into_iter().map(|f| (f.name.clone().unwrap_or_else(|| "main".to_owned()), f)).collect();
+        let shape =
+            |f: &CompiledFunction| f.inputs.iter().find(|i| i.name == tokens_input).map(|i| i.shape.clone());
+        let token_shapes = programs.iter().map(|(name, f)| (name.clone(), shape(f))).collect();
+        let facts = Facts { path, metadata: &metadata, token_shapes };
+        let functions = prefill_functions(&facts, tokens_input)?;
+        let past = metadata.get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         Ok(RuntimePrefill {
             session,
             path: path.to_owned(),
             layout,
-            cache,
-            model: None,
+            model,
             functions,
+            past,
             programs,
-            units: None,
+            units,
             loaded: BTreeMap::new(),
         })
     }
@@ -116,34 +99,120 @@ impl<R: Runtime> RuntimePrefill<R> {
         Ok(&self.loaded[function])
     }
 
-    fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
-        let Some(vocab) = self.model.as_ref().map(|m| m.vocab_size) else { return Ok(()) };
-        match tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
-            None => Ok(()),
-            Some((at, &id)) => {
-                let message = format!("token {id} at position {at} is not in the vocabulary of {vocab}");
-                Err(Error::new(ErrorKind::Usage, message)
-                    .field("token", id)
-                    .field("position", at)
-                    .field("vocab_size", vocab))
-            }
-        }
-    }
-
-    /// The inputs of `function` for a prompt, packed.
+    /// The packed inputs of a step.
     fn inputs(
         &self,
-        function: &FunctionInfo,
+        step: &Step,
         tokens: &[u32],
+        past: &[(String, Array)],
     ) -> Result<Vec<(String, ArrayInfo, Vec<u8>)>, Error> {
-        let types: Vec<(String, TensorType)> = self.programs[&function.name]
+        let types: Vec<(String, TensorType)> = self.programs[&step.function]
             .inputs
             .iter()
             .map(|i| (i.name.clone(), tensor_type(i.element, &i.shape)))
             .collect();
         let wanted: Vec<Wanted<'_>> = types.iter().map(|(name, ty)| Wanted { name, ty }).collect();
-        let arrays = inputs::build(&self.layout, &wanted, tokens, function.tokens)?;
+        let arrays = inputs::build_after(&self.layout, &wanted, tokens, step.length, step.first, past)?;
         arrays.into_iter().map(|(name, array)| packed(name, &array)).collect()
+    }
+
+    /// Runs one step.
+    fn predict(
+        &mut self,
+        step: &Step,
+        tokens: &[u32],
+        past: &[(String, Array)],
+    ) -> Result<Vec<Output>, Error> {
+        self.load(&step.function)?;
+        let inputs = self.inputs(step, tokens, past)?;
+        let program = &self.programs[&step.function];
+        Ok(self.session.predict(program.name.as_deref(), inputs, &program.outputs)?)
+    }
+
+    /// Prefills with one function.
+    fn whole(&mut self, tokens: &[u32], step: &Step) -> Result<Prefilled, Error> {
+        let start = Instant::now();
+        let outputs = self.predict(step, tokens, &[])?;
+        let seconds = start.elapsed().as_secs_f64();
+        let mut report = self.report(step, tokens.len(), seconds);
+        let (mut tensors, mut logits) = (Vec::new(), None);
+        for output in outputs {
+            if Some(&output.name) == self.layout.outputs.logits.as_ref() {
+                logits = Some(Logits { values: floats(&output)? });
+            } else if let Some(tensor) = tensor(output, &mut report.notes) {
+                tensors.push(tensor);
+            }
+        }
+        let pad = (self.layout.placement == Placement::LeftPadded).then(|| step.length - tokens.len());
+        let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
+        let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
+            .with_model(Some(self.model.clone()))
+            .with_tokens(tokens.to_vec());
+        Ok(Prefilled { cache, logits, report })
+    }
+
+    fn report(&self, step: &Step, tokens: usize, seconds: f64) -> PrefillReport {
+        let mut report = PrefillReport::new(R::NAME, step.function.clone(), tokens, seconds);
+        if let Some(loaded) = self.loaded.get(&step.function) {
+            report.compute_units = Some(loaded.units.name().to_owned());
+            report.notes.clone_from(&loaded.notes);
+        }
+        report
+    }
+
+    /// Prefills in one or several steps, and tells `sink` of each one's rows.
+    fn run(&mut self, tokens: &[u32], sink: Option<&mut ChunkSink<'_>>) -> Result<Prefilled, Error> {
+        let steps = steps(&self.functions, tokens.len())?;
+        check_vocabulary(tokens, self.model.vocab_size)?;
+        self.prepare(tokens.len())?;
+        let one = steps.iter().all(|s| s.context.is_none());
+        let Some(past) = self.past.clone().filter(|_| !one) else {
+            let done = self.whole(tokens, &steps[0])?;
+            if let Some(sink) = sink {
+                sink(&done.cache, 0..i64::try_from(tokens.len()).unwrap_or(i64::MAX))?;
+            }
+            return Ok(done);
+        };
+        let (rows, model) = (self.layout.clone(), self.model.clone());
+        let chain = Chain { rows: &rows, past: &past, model: &model, threads: 0 };
+        let done = chain.run(self, &steps, tokens, sink.unwrap_or(&mut |_, _| Ok(())))?;
+        let report = self.report(&steps[steps.len() - 1], tokens.len(), done.seconds);
+        Ok(Prefilled { cache: done.cache, logits: done.logits, report })
+    }
+}
+
+impl<R: Runtime> RunStep for RuntimePrefill<R> {
+    fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
+        let inputs = self.programs[function].inputs.iter().filter(|i| names.contains(&i.name));
+        inputs
+            .map(|i| match i.element.dtype() {
+                Some(dtype) => Ok(TensorInfo::contiguous(i.name.clone(), dtype, &i.shape)),
+                None => Err(Error::new(
+                    ErrorKind::Layout,
+                    format!(
+                        "the input `{}` has elements of type {:?}: it cannot hold a cache",
+                        i.name, i.element
+                    ),
+                )),
+            })
+            .collect()
+    }
+
+    fn run_step(
+        &mut self,
+        step: &Step,
+        tokens: &[u32],
+        past: &[(String, Array)],
+    ) -> Result<Vec<(String, Array)>, Error> {
+        let outputs = self.predict(step, tokens, past)?;
+        outputs
+            .into_iter()
+            .map(|o| {
+                // Packed, out of the buffers that the next chunk writes.
+                let bytes = Bytes::new(Buffer::copy_of(&o.info.gather(&o.bytes)));
+                Ok((o.name, Array::new(data_type(o.info.element), o.info.shape, bytes)?))
+            })
+            .collect()
     }
 }
 
@@ -153,11 +222,11 @@ impl<R: Runtime> Prefill for RuntimePrefill<R> {
     }
 
     fn functions(&self) -> &[FunctionInfo] {
-        &self.functions
+        &self.functions.whole
     }
 
     fn model(&self) -> Option<&ModelSpec> {
-        self.model.as_ref()
+        Some(&self.model)
     }
 
     fn layout(&self) -> &Layout {
@@ -165,37 +234,18 @@ impl<R: Runtime> Prefill for RuntimePrefill<R> {
     }
 
     fn prepare(&mut self, tokens: usize) -> Result<(), Error> {
-        let name = choose_function(&self.functions, tokens)?.name.clone();
-        self.load(&name).map(|_| ())
+        for step in steps(&self.functions, tokens)? {
+            self.load(&step.function)?;
+        }
+        Ok(())
     }
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
-        let function = choose_function(&self.functions, tokens.len())?.clone();
-        self.check_tokens(tokens)?;
-        let inputs = self.inputs(&function, tokens)?;
-        let loaded = self.load(&function.name)?.clone();
-        let program = &self.programs[&function.name];
-        let start = Instant::now();
-        let outputs = self.session.predict(program.name.as_deref(), inputs, &program.outputs)?;
-        let seconds = start.elapsed().as_secs_f64();
+        self.run(tokens, None)
+    }
 
-        let mut report = PrefillReport::new(self.engine(), function.name, tokens.len(), seconds);
-        report.compute_units = Some(loaded.units.name().to_owned());
-        report.notes = loaded.notes;
-        let (mut tensors, mut logits) = (Vec::new(), None);
-        for output in outputs {
-            if Some(&output.name) == self.layout.outputs.logits.as_ref() {
-                logits = Some(Logits { values: floats(&output)? });
-            } else if let Some(tensor) = tensor(output, &mut report.notes) {
-                tensors.push(tensor);
-            }
-        }
-        let pad = (self.layout.placement == Placement::LeftPadded).then(|| function.tokens - tokens.len());
-        let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
-        let cache = CacheView::new(self.layout.clone(), self.cache.clone(), tensors, live)?
-            .with_model(self.model.clone())
-            .with_tokens(tokens.to_vec());
-        Ok(Prefilled { cache, logits, report })
+    fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
+        self.run(tokens, Some(sink))
     }
 }
 
@@ -242,14 +292,17 @@ fn element(dtype: DataType) -> Option<Element> {
     })
 }
 
-fn tensor_type(element: Element, shape: &[usize]) -> TensorType {
-    let dtype = match element {
+fn data_type(element: Element) -> DataType {
+    match element {
         Element::Float16 => DataType::Float16,
         Element::Float32 => DataType::Float32,
         Element::Int32 => DataType::Int32,
         Element::Int8 => DataType::Int8,
-    };
-    TensorType { dtype, shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
+    }
+}
+
+fn tensor_type(element: Element, shape: &[usize]) -> TensorType {
+    TensorType { dtype: data_type(element), shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
 }
 
 fn packed(name: String, array: &Array) -> Result<(String, ArrayInfo, Vec<u8>), Error> {
@@ -290,3 +343,6 @@ fn floats(output: &Output) -> Result<Vec<f32>, Error> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests;

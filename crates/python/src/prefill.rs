@@ -1,26 +1,32 @@
 //! Prefill for Python.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvbaton::fake::{FakePrefill, Habits};
-use kvbaton::layout::CacheSpec;
 use kvbaton::runtime::Units;
-use kvbaton::{EngineOptions, Error, ErrorKind, Prefill, open_prefill};
+use kvbaton::{
+    EngineOptions, Error, ErrorKind, HandoffReport, Prefill, SharedPrefill, StreamOptions, Threads, Wanted,
+    open_prefill, prefill_into,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::arrays::{Named, Targets};
 use crate::errors::to_python;
-use crate::view::NativeView;
+use crate::operations::json;
+use crate::view::{NativeView, cache_spec, live_rows, overflow, read_layout};
 
 /// A package, ready to run.
 #[pyclass(frozen, module = "kvbaton._native")]
-pub(crate) struct NativePrefill(Mutex<Box<dyn Prefill>>);
+pub(crate) struct NativePrefill(pub(crate) SharedPrefill);
 
 impl NativePrefill {
-    fn engine_mut(&self) -> std::sync::MutexGuard<'_, Box<dyn Prefill>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    /// Runs `job` on the engine, without the interpreter: a prefill that holds the engine asks it for signals.
+    fn detached<T: Send>(&self, py: Python<'_>, job: impl FnOnce(&mut dyn Prefill) -> T + Send) -> T {
+        py.detach(|| job(&mut **self.0.lock().unwrap_or_else(|e| e.into_inner())))
     }
 }
 
@@ -45,47 +51,65 @@ impl NativePrefill {
             timeout.map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?;
         let options = EngineOptions { engine, units, threads, timeout, ..EngineOptions::default() };
         let engine = py.detach(|| open_prefill(&path, options)).map_err(to_python)?;
-        Ok(NativePrefill(Mutex::new(engine)))
+        Ok(NativePrefill(Arc::new(Mutex::new(engine))))
     }
 
     /// An engine that computes nothing and has Core ML's habits; `cache` is JSON.
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "Python calls it with keywords")]
     fn fake(
         cache: &str,
         lengths: Vec<usize>,
         row_align_bytes: usize,
         ignores_backings: bool,
         fails_at: Vec<usize>,
+        chunk_tokens: usize,
+        by_layer: bool,
+        fails_after_pieces: Option<usize>,
+        panics: bool,
+        token_seconds: f64,
     ) -> PyResult<NativePrefill> {
-        let cache: CacheSpec = serde_json::from_str(cache).map_err(|e| {
-            to_python(Error::new(ErrorKind::Usage, format!("the cache spec cannot be read: {e}")))
-        })?;
-        let habits = Habits { row_align_bytes, ignores_backings, fails_at, ..Habits::default() };
-        let engine = FakePrefill::new(cache, &lengths, habits).map_err(to_python)?;
-        Ok(NativePrefill(Mutex::new(Box::new(engine))))
+        let habits = Habits {
+            row_align_bytes,
+            ignores_backings,
+            fails_at,
+            chunk_tokens,
+            by_layer,
+            fails_after_pieces,
+            panics,
+            token_seconds,
+        };
+        let engine = FakePrefill::new(cache_spec(cache)?, &lengths, habits).map_err(to_python)?;
+        Ok(NativePrefill(Arc::new(Mutex::new(Box::new(engine)))))
     }
 
     /// `cpu` or `coreml`.
     #[getter]
-    fn engine(&self) -> &'static str {
-        self.engine_mut().engine()
+    fn engine(&self, py: Python<'_>) -> &'static str {
+        self.detached(py, |e| e.engine())
     }
 
     /// `(name, tokens)` of every function, shortest first.
     #[getter]
-    fn functions(&self) -> Vec<(String, usize)> {
-        self.engine_mut().functions().iter().map(|f| (f.name.clone(), f.tokens)).collect()
+    fn functions(&self, py: Python<'_>) -> Vec<(String, usize)> {
+        self.detached(py, |e| e.functions().iter().map(|f| (f.name.clone(), f.tokens)).collect())
     }
 
     /// The model's facts as JSON.
     #[getter]
-    fn model(&self) -> Option<String> {
-        self.engine_mut().model().and_then(|m| serde_json::to_string(m).ok())
+    fn model(&self, py: Python<'_>) -> Option<String> {
+        self.detached(py, |e| e.model().and_then(|m| serde_json::to_string(m).ok()))
+    }
+
+    /// What each layer of its cache keeps, as JSON, where that is known.
+    #[getter]
+    fn cache(&self, py: Python<'_>) -> Option<String> {
+        self.detached(py, |e| e.cache().and_then(|c| serde_json::to_string(c).ok()))
     }
 
     /// Loads what a prompt of `tokens` tokens needs.
     fn prepare(&self, py: Python<'_>, tokens: usize) -> PyResult<()> {
-        py.detach(|| self.engine_mut().prepare(tokens)).map_err(to_python)
+        self.detached(py, |e| e.prepare(tokens)).map_err(to_python)
     }
 
     /// Runs the prompt: the cache, the logits as float32 bytes, and the report as JSON.
@@ -94,13 +118,47 @@ impl NativePrefill {
         py: Python<'py>,
         tokens: Vec<u32>,
     ) -> PyResult<(NativeView, Option<Bound<'py, PyBytes>>, String)> {
-        let done = py.detach(|| self.engine_mut().prefill(&tokens)).map_err(to_python)?;
+        let done = self.detached(py, |e| e.prefill(&tokens)).map_err(to_python)?;
         let logits = done.logits.map(|l| {
             let bytes: Vec<u8> = l.values.iter().flat_map(|v| v.to_ne_bytes()).collect();
             PyBytes::new(py, &bytes)
         });
-        let report = serde_json::to_string(&done.report)
-            .map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))?;
-        Ok((NativeView(done.cache), logits, report))
+        Ok((NativeView(done.cache), logits, json(&done.report)?))
+    }
+
+    /// Runs the prompt and fills `targets`, which hold nothing yet, on the way: as `view_fill` with `fresh`, but rows
+    /// move while the prefill runs. Returns the reports of the prefill and of the hand-off as JSON.
+    #[pyo3(signature = (tokens, targets, layout, live, cache, on_overflow="error", threads=0))]
+    #[expect(clippy::too_many_arguments, reason = "Python calls it with keywords")]
+    fn prefill_into(
+        &self,
+        py: Python<'_>,
+        tokens: Vec<u32>,
+        targets: Vec<Named<'_>>,
+        layout: &str,
+        live: &str,
+        cache: &str,
+        on_overflow: &str,
+        threads: usize,
+    ) -> PyResult<(String, String)> {
+        let (layout, live, cache) = (read_layout(layout)?, live_rows(live)?, cache_spec(cache)?);
+        let on_overflow = overflow(on_overflow)?;
+        let mut targets = Targets::new(&targets, None)?;
+        let mut slices = targets.slices();
+        let wanted = Wanted { layout: &layout, cache: &cache, live: &live, rows: None, whole: &[] };
+        let run = |engine: &mut dyn Prefill| {
+            let signal = RefCell::new(None);
+            let cancelled = || {
+                *signal.borrow_mut() = Python::attach(|py| py.check_signals()).err();
+                signal.borrow().is_some()
+            };
+            let options = StreamOptions { on_overflow, cancelled: &cancelled, ..StreamOptions::default() };
+            let threads = Threads::new(threads);
+            let done = prefill_into(engine, &tokens, &wanted, &mut slices, &threads, options);
+            // What a signal's handler raised is the cause.
+            done.map_err(|error| signal.take().unwrap_or_else(|| to_python(error)))
+        };
+        let done = self.detached(py, run)?;
+        Ok((json(&done.prefilled.report)?, json(&HandoffReport::of_stream(&done, live.tokens_seen))?))
     }
 }

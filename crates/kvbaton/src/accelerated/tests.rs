@@ -1,19 +1,39 @@
+//! Whole hand-offs with the fake runtime in Core ML's place.
+
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvbaton_copy::Threads;
-use kvbaton_layout::{DType, LiveRows, TensorInfo};
-use kvbaton_runtime::Counts;
+use kvbaton_layout::{CacheSpec, DType, presets};
+use kvbaton_runtime::fake::{FakeRuntime, Habits, Tally, element};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CacheView, HandoffOptions, Target, hand_off};
+use crate::{HandoffOptions, Target, hand_off};
 
 const LAYERS: usize = 2;
 const HEADS: usize = 2;
-const DIM: usize = 4;
+const DIM: usize = 32;
 
-fn engine(habits: Habits) -> FakePrefill {
-    FakePrefill::new(CacheSpec::full(LAYERS, HEADS, DIM), &[8], habits).unwrap()
+struct Rig {
+    engine: RuntimePrefill<FakeRuntime>,
+    tally: Arc<Tally>,
+}
+
+/// The fake runtime under the reader's test package of two functions.
+fn rig(habits: Habits) -> Rig {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mil/testdata/two_functions.mlpackage");
+    let model = serde_json::json!({
+        "architecture": "llama", "vocab_size": 48, "dtype": "float16",
+        "rope": {"kind": "half-split", "theta": 10000.0, "dims": DIM, "scaling": {"kind": "default"}},
+        "layers": CacheSpec::full(LAYERS, HEADS, DIM),
+    });
+    let model = Some(serde_json::from_value(model).unwrap());
+    let stated = Stated { layout: Some(presets::get("kvbaton-stacked").unwrap()), model };
+    let tally = Arc::new(Tally::default());
+    let counted = tally.clone();
+    let session = Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()));
+    Rig { engine: RuntimePrefill::open(session, &path, None, stated).unwrap(), tally }
 }
 
 /// Hands a view over to mlx-lm's layout in float16 and checks every element.
@@ -55,7 +75,7 @@ fn layer_of(name: &str) -> (usize, kvbaton_layout::Part) {
 
 #[test]
 fn a_second_prediction_is_refused_while_the_first_cache_is_held() {
-    let mut engine = engine(Habits::default());
+    let Rig { mut engine, .. } = rig(Habits::default());
     let first = engine.prefill(&[1, 2, 3]).unwrap();
     assert_eq!(engine.prefill(&[4]).unwrap_err().kind(), ErrorKind::Lease);
     drop(first);
@@ -64,7 +84,7 @@ fn a_second_prediction_is_refused_while_the_first_cache_is_held() {
 
 #[test]
 fn an_engine_that_ignores_backings_never_touches_a_held_cache() {
-    let mut engine = engine(Habits { ignores_backings: true, ..Habits::default() });
+    let Rig { mut engine, .. } = rig(Habits { ignores_backings: true, ..Habits::default() });
     let first = engine.prefill(&[1, 2, 3]).unwrap();
     let before = first.cache.bytes()[0].to_vec();
     engine.prefill(&[9, 9, 9]).unwrap();
@@ -74,7 +94,7 @@ fn an_engine_that_ignores_backings_never_touches_a_held_cache() {
 
 #[test]
 fn a_failed_prediction_leaves_the_engine_usable() {
-    let mut engine = engine(Habits { fails_at: vec![0], ..Habits::default() });
+    let Rig { mut engine, .. } = rig(Habits { fails_at: vec![0], ..Habits::default() });
     assert_eq!(engine.prefill(&[1]).unwrap_err().kind(), ErrorKind::Program);
     assert!(engine.prefill(&[1]).is_ok());
 }
@@ -82,7 +102,7 @@ fn a_failed_prediction_leaves_the_engine_usable() {
 #[test]
 fn the_report_says_which_units_ran_and_what_was_replaced() {
     let refuses_units = vec![kvbaton_runtime::Units::All];
-    let mut engine = engine(Habits { refuses_units, refuses_surfaces: true, ..Habits::default() });
+    let Rig { mut engine, .. } = rig(Habits { refuses_units, refuses_surfaces: true, ..Habits::default() });
     let report = engine.prefill(&[1]).unwrap().report;
     assert_eq!(report.compute_units.as_deref(), Some("cpu-and-gpu"));
     assert!(report.notes[0].contains("all is refused"), "{:?}", report.notes);
@@ -91,11 +111,12 @@ fn the_report_says_which_units_ran_and_what_was_replaced() {
 
 #[test]
 fn a_thousand_hand_offs_with_a_tenth_failing_leave_the_counts_as_they_were() {
-    let mut engine = engine(Habits { fails_percent: 10, seed: 7, row_align_bytes: 64, ..Habits::default() });
+    let habits = Habits { fails_percent: 10, seed: 7, row_align_bytes: 96, ..Habits::default() };
+    let Rig { mut engine, tally } = rig(habits);
     while engine.prepare(1).is_err() {}
     let (mut done, mut failed) = (0, 0);
     for round in 0..1000u32 {
-        let tokens = [round, 3 * round, 5 * round + 1];
+        let tokens = [round % 48, 3 * round % 48, (5 * round + 1) % 48];
         match engine.prefill(&tokens) {
             Ok(prefilled) => {
                 hand_over(&prefilled.cache, &tokens);
@@ -106,12 +127,11 @@ fn a_thousand_hand_offs_with_a_tenth_failing_leave_the_counts_as_they_were() {
                 failed += 1;
             }
         }
-        let counts = engine.engine_mut().counts();
+        let counts = engine.counts();
         assert_eq!(counts, Counts { free: counts.free, ..Counts::default() }, "round {round}");
     }
     assert!(done > 200 && failed > 200, "{done} done, {failed} failed");
-    assert_eq!(engine.engine_mut().counts().free, 3, "one buffer for each of three outputs");
-    let tally = engine.tally();
+    assert_eq!(engine.counts().free, 3, "one buffer for each of three outputs");
     assert_eq!(tally.arrays.load(Ordering::SeqCst), 3);
     assert_eq!(tally.locks.load(Ordering::SeqCst), 0);
     assert_eq!(tally.violations.load(Ordering::SeqCst), 0);
@@ -125,20 +145,20 @@ proptest! {
     fn random_schedules_of_hand_offs(
         steps in prop::collection::vec((0usize..5, any::<usize>(), 1usize..=8), 1..24),
         ignores_backings: bool,
-        row_align_bytes in prop::sample::select(vec![0, 64, 100]),
+        row_align_bytes in prop::sample::select(vec![0, 64, 96]),
         refuses_surfaces: bool,
         fails_percent in 0u64..12,
         seed: u64,
     ) {
         let habits =
             Habits { ignores_backings, row_align_bytes, refuses_surfaces, fails_percent, seed, ..Habits::default() };
-        let mut engine = engine(habits);
+        let Rig { mut engine, tally } = rig(habits);
         let mut held: Vec<(CacheView, Vec<u32>)> = Vec::new();
         for (round, (step, which, count)) in steps.into_iter().enumerate() {
             let which = which % held.len().max(1);
             match step {
                 0 | 1 => {
-                    let tokens: Vec<u32> = (0..count).map(|i| u32::try_from(97 * round + i).unwrap()).collect();
+                    let tokens: Vec<u32> = (0..count).map(|i| u32::try_from((97 * round + i) % 48).unwrap()).collect();
                     match engine.prefill(&tokens) {
                         Ok(prefilled) => held.push((prefilled.cache, tokens)),
                         Err(e) if e.kind() == ErrorKind::Lease => {
@@ -165,10 +185,9 @@ proptest! {
             }
         }
         drop(held);
-        let counts = engine.engine_mut().counts();
+        let counts = engine.counts();
         prop_assert_eq!(counts, Counts { free: counts.free, ..Counts::default() });
-        let tally = engine.tally();
-        prop_assert_eq!(tally.arrays.load(Ordering::SeqCst), counts.free);
+            prop_assert_eq!(tally.arrays.load(Ordering::SeqCst), counts.free);
         prop_assert_eq!(tally.violations.load(Ordering::SeqCst), 0);
     }
 }
