@@ -20,9 +20,10 @@ from .coreml import CoreMLInputs, GrowingCache, to_coreml
 from .errors import KvbatonError
 from .mlx import Handoff, from_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
-from .report import HandoffReport, PrefillReport
+from .report import Activations, HandoffReport, PrefillReport
 
 __all__ = [
+    "Activations",
     "CacheView",
     "CoreMLInputs",
     "Finding",

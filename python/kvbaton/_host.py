@@ -38,6 +38,26 @@ class Host:
         except ExportError as error:
             raise _from_export(error) from error
 
+    def encode(self, folder: Path, prompt: str, ignore_chat_template: bool) -> list[int]:
+        """The ids of a prompt by the tokenizer of a model folder."""
+        folder = Path(folder)
+        tokenizer = None
+        if _has_tokenizer(folder):
+            try:
+                from mlx_lm.utils import load_tokenizer
+            except ImportError as error:
+                raise UnavailableError(
+                    f"mlx-lm is needed: {error}", hint="pip install 'kvbaton[mlx]'"
+                ) from error
+            try:
+                tokenizer = load_tokenizer(folder)
+            except (ValueError, KeyError, OSError, RuntimeError) as error:
+                raise ModelError(
+                    f"the tokenizer of `{folder}` cannot be loaded: {' '.join(str(error).split())}",
+                    fields={"folder": str(folder)},
+                ) from error
+        return _encode(tokenizer, folder, prompt, ignore_chat_template)
+
     def decoder(self, folder: Path, dtype: str | None) -> MlxDecoder:
         """Loads a model and its tokenizer."""
         return MlxDecoder(Path(folder), dtype)
@@ -107,17 +127,7 @@ class MlxDecoder:
 
     def encode(self, prompt: str, ignore_chat_template: bool) -> list[int]:
         """The ids of a prompt, as a user's message unless the chat template is to be ignored."""
-        if self._tokenizer is None:
-            raise UsageError(
-                f"`{self._folder}` has no tokenizer",
-                hint="give ids with --prompt-tokens",
-                fields={"folder": str(self._folder)},
-            )
-        if ignore_chat_template or getattr(self._tokenizer, "chat_template", None) is None:
-            return list(self._tokenizer.encode(prompt))
-        messages = [{"role": "user", "content": prompt}]
-        ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return list(ids)
+        return _encode(self._tokenizer, self._folder, prompt, ignore_chat_template)
 
     def receive(self, cache: _native.NativeView | None, tokens: Sequence[int]) -> str:
         """Takes the cache of all tokens but the last over and returns the report as JSON."""
@@ -212,6 +222,19 @@ class _Text:
         text = str(self._detokenizer.last_segment)
         self.whole += text
         return text
+
+
+def _encode(tokenizer: Any, folder: Path, prompt: str, ignore_chat_template: bool) -> list[int]:
+    if tokenizer is None:
+        raise UsageError(
+            f"`{folder}` has no tokenizer",
+            hint="give ids with --prompt-tokens",
+            fields={"folder": str(folder)},
+        )
+    if ignore_chat_template or getattr(tokenizer, "chat_template", None) is None:
+        return list(tokenizer.encode(prompt))
+    messages = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
 
 def _has_tokenizer(folder: Path) -> bool:

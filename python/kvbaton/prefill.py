@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
 from .cache import CacheView
-from .report import PrefillReport
+from .report import Activations, PrefillReport
 
 __all__ = ["Prefill", "PrefillResult"]
 
@@ -35,9 +35,20 @@ class Prefill:
     made by ``kvbaton export`` do.
     """
 
-    def __init__(self, package: str | os.PathLike[str], *, threads: int = 0) -> None:
-        """Opens ``package``. ``threads`` 0 takes all cores."""
-        self._native = _native.NativePrefill(os.fspath(package), threads)
+    def __init__(
+        self,
+        package: str | os.PathLike[str],
+        *,
+        threads: int = 0,
+        numerics: Literal["f32", "f16-storage", "f16-accumulate"] = "f16-storage",
+    ) -> None:
+        """Opens ``package``. ``threads`` 0 takes all cores.
+
+        ``numerics`` says what the CPU executor rounds to fp16: nothing (``f32``), every result of the program's
+        fp16 operations (``f16-storage``), or their sums as they grow, too (``f16-accumulate``: after every 32
+        terms). An answer that differs between them hangs on an engine's roundings.
+        """
+        self._native = _native.NativePrefill(os.fspath(package), threads, numerics)
 
     @property
     def engine(self) -> str:
@@ -58,6 +69,13 @@ class Prefill:
     def prepare(self, tokens: int) -> None:
         """Loads what a prompt of ``tokens`` tokens needs; otherwise the first prefill does."""
         self._native.prepare(tokens)
+
+    def activations(self, tokens: Sequence[int]) -> Activations:
+        """Runs ``tokens`` one operation at a time: the largest activation that they reach, and every overflow.
+
+        Masked scores are left out, as are rows of padding: see :class:`Activations`.
+        """
+        return Activations.from_json(self._native.activations([int(t) for t in tokens]))
 
     def __call__(self, tokens: Sequence[int]) -> PrefillResult:
         """Prefills all of ``tokens`` with the shortest function that takes them.

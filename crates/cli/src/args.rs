@@ -56,12 +56,32 @@ pub(crate) struct Run {
     pub(crate) source_model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) foreign: Foreign,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How the CPU executor runs a package.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Engine {
+    /// What the CPU executor rounds to fp16: nothing, results, or sums as they grow, too.
+    #[arg(long, value_enum, default_value_t = Rounding::F16Storage)]
+    pub(crate) numerics: Rounding,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rounding {
+    #[value(name = "f32")]
+    F32,
+    #[value(name = "f16-storage")]
+    F16Storage,
+    #[value(name = "f16-accumulate")]
+    F16Accumulate,
 }
 
 /// What a package or a dump does not say of itself.
@@ -118,9 +138,38 @@ pub(crate) enum FloatType {
 pub(crate) struct Inspect {
     /// The package.
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) prompt: InspectPrompt,
+    /// The folder of the model that the package was made from: its tokenizer for `--prompt`, and what a package does
+    /// not say of itself.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// The layout of the cache, where the package states none: a name from `kvbaton layouts`, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) layout: Option<String>,
+    /// Encode the prompt as it is.
+    #[arg(long)]
+    pub(crate) ignore_chat_template: bool,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
+    /// Threads; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A prompt to run the package over, for the activations that it reaches.
+#[derive(Debug, ClapArgs)]
+#[group(multiple = false)]
+pub(crate) struct InspectPrompt {
+    /// Also run this prompt, and show the largest activation that it reaches.
+    #[arg(long, short, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// The same, with token ids from a file, as JSON or separated by white space; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_tokens: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -257,6 +306,8 @@ pub(crate) struct BenchPrefill {
     /// Also time MLX's own prefill of this model folder.
     #[arg(long, value_name = "MODEL")]
     pub(crate) compare: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) engine: Engine,
     /// Measurements of each figure.
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) repeats: usize,

@@ -15,6 +15,18 @@ pub trait Host {
     /// When the folder or its config.json cannot be read, or the architecture is not known.
     fn model_spec(&self, folder: &std::path::Path) -> Result<ModelSpec, Error>;
 
+    /// The ids of a prompt by the tokenizer of a model folder, with the chat template unless it is to be ignored.
+    ///
+    /// # Errors
+    ///
+    /// When the folder has no tokenizer.
+    fn encode(
+        &self,
+        folder: &std::path::Path,
+        prompt: &str,
+        ignore_chat_template: bool,
+    ) -> Result<Vec<u32>, Error>;
+
     /// Loads a model and its tokenizer.
     ///
     /// # Errors

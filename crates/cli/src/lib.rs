@@ -46,7 +46,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
     };
     let result = match args.verb {
         Verb::Run(verb) => commands::run::run(&verb, host, &printer),
-        Verb::Inspect(verb) => commands::inspect::run(&verb, &printer),
+        Verb::Inspect(verb) => commands::inspect::run(&verb, host, &printer),
         Verb::Export(verb) => commands::export::run(&verb, host, &printer),
         Verb::Layouts(verb) => commands::layouts::run(&verb, host, &printer),
         Verb::Bench(verb) => commands::bench::run(&verb, host, &printer),

@@ -91,6 +91,8 @@ impl Attention {
         let readers = self.rows.readers(&externals)?;
         let skips: Vec<bool> = match &self.skip {
             None => Vec::new(),
+            // The bound on the scores holds for sums in f32.
+            Some(_) if cx.isa.has_half_sums() => vec![false; count(&scores.batch)],
             Some(skip) => {
                 let finite: Vec<bool> = value_panels.par_iter().map(|p| p.is_finite(cx.isa)).collect();
                 let key_norms: Vec<f32> = keys.par_iter().map(|p| p.largest_norm(cx.isa)).collect();

@@ -1,5 +1,6 @@
 //! A loaded function, and how it runs.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ use crate::array::Array;
 use crate::error::ExecError;
 use crate::graph::Graph;
 use crate::memory::{FloatBuf, Pool};
+use crate::numerics::Numerics;
+use crate::observe::Observed;
 use crate::ops::Operand;
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
 
@@ -24,11 +27,13 @@ pub struct Options {
     /// Run chains of row operations, and attention, in one piece. Off, every operation runs by itself; the results
     /// are the same bits.
     pub fuse: bool,
+    /// What is rounded.
+    pub numerics: Numerics,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 0, fuse: true }
+        Options { threads: 0, fuse: true, numerics: Numerics::default() }
     }
 }
 
@@ -42,6 +47,13 @@ impl Options {
     #[must_use]
     pub fn fused(mut self, fuse: bool) -> Options {
         self.fuse = fuse;
+        self
+    }
+
+    /// With other roundings.
+    #[must_use]
+    pub fn with_numerics(mut self, numerics: Numerics) -> Options {
+        self.numerics = numerics;
         self
     }
 }
@@ -60,6 +72,9 @@ pub struct Feature {
 pub struct Executable {
     package: Arc<Package>,
     function: String,
+    /// The function as it is computed, where that is not how the package has it.
+    retyped: Option<Box<Function>>,
+    fused: bool,
     graph: Graph,
     inputs: Vec<Feature>,
     outputs: Vec<Feature>,
@@ -100,20 +115,26 @@ impl Executable {
                 return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
             }
         }
-        let mut graph = Graph::build(&package, f)?;
+        let typed = options.numerics.typed(f);
+        let mut graph = Graph::build(&package, &typed)?;
         if options.fuse {
-            crate::fuse::fuse(&mut graph, f);
+            crate::fuse::fuse(&mut graph, &typed);
         }
-        graph.plan_frees(f);
+        graph.plan_frees(&typed);
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
-        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()) };
+        let context = Context { isa: options.numerics.isa(), pool: Arc::new(Pool::default()) };
         let function = f.name.clone();
+        let retyped = match typed {
+            Cow::Owned(function) => Some(Box::new(function)),
+            Cow::Borrowed(_) => None,
+        };
+        let fused = options.fuse;
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
-        Ok(Executable { package, function, graph, inputs, outputs, threads, context })
+        Ok(Executable { package, function, retyped, fused, graph, inputs, outputs, threads, context })
     }
 
     /// The function's name.
@@ -163,7 +184,31 @@ impl Executable {
     /// When an input is missing, unknown, or of another type or shape than the function takes, or an operation is
     /// not defined for the values it meets (an index out of range).
     pub fn run(&self, inputs: &[(&str, Array)]) -> Result<Vec<(String, Array)>, ExecError> {
-        self.threads.install(|| self.run_here(inputs, None))
+        self.threads.install(|| self.run_here(&self.graph, inputs, &mut Watch::default()))
+    }
+
+    /// Runs the function one operation after the other, nothing fused, and shows every result to `observer` in the
+    /// program's order. The outputs are those of [`Executable::run`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Executable::run`].
+    pub fn run_observed(
+        &self,
+        inputs: &[(&str, Array)],
+        observer: &mut (dyn FnMut(Observed<'_>) + Send),
+    ) -> Result<Vec<(String, Array)>, ExecError> {
+        let unfused = if self.fused {
+            let program = self.program()?;
+            let mut graph = Graph::build(&self.package, program)?;
+            graph.plan_frees(program);
+            Some(graph)
+        } else {
+            None
+        };
+        let graph = unfused.as_ref().unwrap_or(&self.graph);
+        let mut watch = Watch { observer: Some(observer), seconds: None };
+        self.threads.install(|| self.run_here(graph, inputs, &mut watch))
     }
 
     /// Runs the function and says how long each kind of node took, in seconds, the longest first.
@@ -176,25 +221,34 @@ impl Executable {
         &self,
         inputs: &[(&str, Array)],
     ) -> Result<(Vec<(String, Array)>, Vec<(String, f64)>), ExecError> {
-        let mut seconds = HashMap::new();
-        let outputs = self.threads.install(|| self.run_here(inputs, Some(&mut seconds)))?;
-        let mut seconds: Vec<(String, f64)> = seconds.into_iter().collect();
+        let mut watch = Watch { observer: None, seconds: Some(HashMap::new()) };
+        let outputs = self.threads.install(|| self.run_here(&self.graph, inputs, &mut watch))?;
+        let mut seconds: Vec<(String, f64)> = watch.seconds.into_iter().flatten().collect();
         seconds.sort_by(|a, b| b.1.total_cmp(&a.1));
         Ok((outputs, seconds))
     }
 
+    /// The function with the types that its values are computed in.
+    fn program(&self) -> Result<&Function, ExecError> {
+        match &self.retyped {
+            Some(function) => Ok(function),
+            None => Ok(self.package.function(Some(&self.function))?),
+        }
+    }
+
     fn run_here(
         &self,
+        graph: &Graph,
         inputs: &[(&str, Array)],
-        mut seconds: Option<&mut HashMap<String, f64>>,
+        watch: &mut Watch<'_>,
     ) -> Result<Vec<(String, Array)>, ExecError> {
-        let function = self.package.function(Some(&self.function))?;
+        let function = self.program()?;
         let mut values: Vec<Option<Tensor>> = vec![None; function.values.len()];
-        for (id, tensor) in &self.graph.constants {
+        for (id, tensor) in &graph.constants {
             values[id.0 as usize] = Some(tensor.clone());
         }
         self.bind(inputs, function, &mut values)?;
-        for node in &self.graph.nodes {
+        for node in &graph.nodes {
             let start = std::time::Instant::now();
             let operands: Vec<Tensor> = node
                 .operands
@@ -213,12 +267,16 @@ impl Executable {
                 reason,
             })?;
             for (id, tensor) in node.outputs.iter().zip(outputs) {
+                if let Some(observer) = &mut watch.observer {
+                    let output = function.value(*id).name.as_str();
+                    observer(Observed { op: &node.kind, output, tensor: &tensor, isa: self.context.isa });
+                }
                 values[id.0 as usize] = Some(tensor);
             }
             for id in &node.last_uses {
                 values[id.0 as usize] = None;
             }
-            if let Some(seconds) = &mut seconds {
+            if let Some(seconds) = &mut watch.seconds {
                 let name = match &node.work {
                     crate::graph::Work::Op(_) => node.kind.clone(),
                     crate::graph::Work::Rows(..) => format!("rows … {}", node.kind),
@@ -239,7 +297,7 @@ impl Executable {
             })?;
             outputs.push((feature.name.clone(), array));
         }
-        if let Some(seconds) = seconds {
+        if let Some(seconds) = &mut watch.seconds {
             *seconds.entry("outputs".to_owned()).or_default() += start.elapsed().as_secs_f64();
         }
         Ok(outputs)
@@ -284,6 +342,14 @@ impl Executable {
         }
         Ok(())
     }
+}
+
+/// Who looks on while a function runs.
+#[derive(Default)]
+struct Watch<'a> {
+    observer: Option<&'a mut (dyn FnMut(Observed<'_>) + Send)>,
+    /// Seconds by kind of node.
+    seconds: Option<HashMap<String, f64>>,
 }
 
 /// An array as a value; `None` when its type is not handled.

@@ -2,7 +2,7 @@
 //!
 //! [`Executable::load`] takes one function of a [`Package`](kvbaton_mil::Package), checks every operation and plans
 //! its run; [`Executable::run`] computes. Arithmetic is `f32`; the result of every operation whose type is fp16 is
-//! rounded to fp16, nearest even, once. Weights stay where they are, mapped and fp16, and are widened piece by piece.
+//! rounded to fp16, nearest even, once ([`Numerics`] has other choices). Weights stay where they are, mapped and fp16, and are widened piece by piece.
 //!
 //! Nothing is approximated for speed: a fused run gives the same bits as one operation after the other.
 
@@ -15,6 +15,8 @@ mod executable;
 mod fuse;
 mod graph;
 mod memory;
+mod numerics;
+mod observe;
 mod ops;
 mod tensor;
 mod tile;
@@ -22,4 +24,6 @@ mod tile;
 pub use array::{Array, ArrayError};
 pub use error::ExecError;
 pub use executable::{Executable, Feature, Options};
+pub use numerics::Numerics;
+pub use observe::{HALF_MAX, Observed, Statistics};
 pub use ops::supported_ops;

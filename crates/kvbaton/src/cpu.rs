@@ -10,6 +10,7 @@ use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, Placement, TensorInfo};
 use kvbaton_mil::program::{DataType, Function, ValueType};
 use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, Package};
 
+use crate::activations::{Activations, Collector};
 use crate::inputs::{self, Wanted};
 use crate::prefill::choose_function;
 use crate::report::PrefillReport;
@@ -22,7 +23,7 @@ pub struct CpuPrefill {
     layout: Layout,
     functions: Vec<FunctionInfo>,
     loaded: BTreeMap<String, Executable>,
-    threads: usize,
+    options: Options,
 }
 
 impl CpuPrefill {
@@ -61,7 +62,16 @@ impl CpuPrefill {
                 ),
             ));
         }
-        Ok(CpuPrefill { package, model, layout, functions, loaded: BTreeMap::new(), threads })
+        let options = Options::with_threads(threads);
+        Ok(CpuPrefill { package, model, layout, functions, loaded: BTreeMap::new(), options })
+    }
+
+    /// With other options; functions that are loaded already are loaded again.
+    #[must_use]
+    pub fn with_options(mut self, options: Options) -> CpuPrefill {
+        self.options = options;
+        self.loaded.clear();
+        self
     }
 
     /// The package.
@@ -79,10 +89,30 @@ impl CpuPrefill {
         Ok(self.load(&name)?.peak_bytes())
     }
 
+    /// The function for a prompt whose tokens are all in the vocabulary.
+    fn function_for(&self, tokens: &[u32]) -> Result<FunctionInfo, Error> {
+        let function = choose_function(&self.functions, tokens.len())?.clone();
+        let vocab = self.model.vocab_size;
+        if let Some((at, &id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("token {id} at position {at} is not in the vocabulary of {vocab}"),
+            )
+            .field("token", id)
+            .field("position", at)
+            .field("vocab_size", vocab));
+        }
+        Ok(function)
+    }
+
+    /// Rows of padding before the prompt's, where the layout has them there.
+    fn pad(&self, rows: usize, tokens: usize) -> Option<usize> {
+        (self.layout.placement == Placement::LeftPadded).then(|| rows - tokens)
+    }
+
     fn load(&mut self, function: &str) -> Result<&Executable, Error> {
         if !self.loaded.contains_key(function) {
-            let options = Options::with_threads(self.threads);
-            let executable = Executable::load(self.package.clone(), function, &options)?;
+            let executable = Executable::load(self.package.clone(), function, &self.options)?;
             self.loaded.insert(function.to_owned(), executable);
         }
         Ok(&self.loaded[function])
@@ -165,6 +195,18 @@ fn function_length(function: &Function, tokens_input: &str) -> Option<usize> {
     }
 }
 
+/// Values of every input of a function that takes `rows` tokens.
+fn prompt_inputs(
+    executable: &Executable,
+    layout: &Layout,
+    tokens: &[u32],
+    rows: usize,
+) -> Result<Vec<(String, Array)>, Error> {
+    let wanted: Vec<Wanted<'_>> =
+        executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
+    inputs::build(layout, &wanted, tokens, rows)
+}
+
 impl Prefill for CpuPrefill {
     fn engine(&self) -> &'static str {
         "cpu"
@@ -188,22 +230,10 @@ impl Prefill for CpuPrefill {
     }
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
-        let function = choose_function(&self.functions, tokens.len())?.clone();
-        let vocab = self.model.vocab_size;
-        if let Some((at, &id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!("token {id} at position {at} is not in the vocabulary of {vocab}"),
-            )
-            .field("token", id)
-            .field("position", at)
-            .field("vocab_size", vocab));
-        }
+        let function = self.function_for(tokens)?;
         let layout = self.layout.clone();
         let executable = self.load(&function.name)?;
-        let wanted: Vec<Wanted<'_>> =
-            executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
-        let inputs = inputs::build(&layout, &wanted, tokens, function.tokens)?;
+        let inputs = prompt_inputs(executable, &layout, tokens, function.tokens)?;
         let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
         let start = Instant::now();
         let outputs = executable.run(&inputs)?;
@@ -219,7 +249,7 @@ impl Prefill for CpuPrefill {
                 tensors.push(tensor);
             }
         }
-        let pad = (layout.placement == Placement::LeftPadded).then(|| function.tokens - tokens.len());
+        let pad = self.pad(function.tokens, tokens.len());
         let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
@@ -232,6 +262,22 @@ impl Prefill for CpuPrefill {
             tokens_per_second: tokens.len() as f64 / seconds,
         };
         Ok(Prefilled { cache, logits, report })
+    }
+
+    fn activations(&mut self, tokens: &[u32]) -> Result<Activations, Error> {
+        let function = self.function_for(tokens)?;
+        let options = self.options.clone().fused(false);
+        let executable = Executable::load(self.package.clone(), &function.name, &options)?;
+        let inputs = prompt_inputs(&executable, &self.layout, tokens, function.tokens)?;
+        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
+        let pad = self.pad(function.tokens, tokens.len()).unwrap_or(0);
+        let program = self.package.function(Some(&function.name))?;
+        let numerics = options.numerics.name();
+        let live = pad..pad + tokens.len();
+        let names = &self.layout.inputs;
+        let mut collector = Collector::new(&self.package, program, names, numerics, function.tokens, live);
+        executable.run_observed(&inputs, &mut |observed| collector.see(&observed))?;
+        Ok(collector.finish())
     }
 }
 

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod activations;
 pub mod bench;
 mod compatible;
 mod cpu;
@@ -22,6 +23,7 @@ mod report;
 mod scan;
 mod view;
 
+pub use activations::{Activation, Activations, Overflow};
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
 pub use digest::{DigestCache, weights_digest};
@@ -29,6 +31,7 @@ pub use dump::open_dump;
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
+pub use kvbaton_exec::{Numerics, Options as CpuOptions};
 pub use kvbaton_layout as layout;
 pub use kvbaton_mil as mil;
 pub use kvbaton_plan as plan;

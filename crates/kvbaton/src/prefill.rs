@@ -2,7 +2,7 @@
 
 use kvbaton_layout::{Layout, ModelSpec};
 
-use crate::{CacheView, Error, ErrorKind, PrefillReport};
+use crate::{Activations, CacheView, Error, ErrorKind, PrefillReport};
 
 /// A function of a package that prefills.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +62,17 @@ pub trait Prefill: Send {
     /// When the prompt is empty or too long, a token is not in the vocabulary, the program fails, or an earlier
     /// cache still holds the buffers.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error>;
+
+    /// Runs the prompt one operation at a time and reports the largest activation that it reaches, and every value
+    /// that is infinite, no number, or beyond fp16.
+    ///
+    /// # Errors
+    ///
+    /// As [`Prefill::prefill`], and on engines that do not show what happens inside.
+    fn activations(&mut self, _tokens: &[u32]) -> Result<Activations, Error> {
+        let message = format!("the engine `{}` does not show activations", self.engine());
+        Err(Error::new(ErrorKind::Unavailable, message).hint("the CPU executor does"))
+    }
 }
 
 /// The shortest function that takes `tokens` tokens.

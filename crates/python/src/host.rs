@@ -50,6 +50,11 @@ impl Host for PyHost {
         parse(&call(&self.0, |host| host.call_method1("model_spec", (folder,)), text)?)
     }
 
+    fn encode(&self, folder: &Path, prompt: &str, ignore_chat_template: bool) -> Result<Vec<u32>, Error> {
+        let arguments = (folder, prompt, ignore_chat_template);
+        call(&self.0, |host| host.call_method1("encode", arguments), |ids| ids.extract())
+    }
+
     fn decoder(&self, request: &DecoderRequest) -> Result<Box<dyn Decoder + '_>, Error> {
         let dtype = request.dtype.map(|d| d.name());
         let decoder = call(

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use kvbaton::fake::{FakePrefill, Habits};
 use kvbaton::layout::CacheSpec;
-use kvbaton::{CpuPrefill, Error, ErrorKind, Prefill};
+use kvbaton::{CpuOptions, CpuPrefill, Error, ErrorKind, Numerics, Prefill};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -24,11 +24,19 @@ impl NativePrefill {
 
 #[pymethods]
 impl NativePrefill {
-    /// Opens the package at `path`.
+    /// Opens the package at `path`; `numerics` is one of `f32`, `f16-storage`, `f16-accumulate`.
     #[new]
-    #[pyo3(signature = (path, threads=0))]
-    fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
-        let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?;
+    #[pyo3(signature = (path, threads=0, numerics="f16-storage"))]
+    fn new(py: Python<'_>, path: PathBuf, threads: usize, numerics: &str) -> PyResult<NativePrefill> {
+        let numerics = Numerics::from_name(numerics).ok_or_else(|| {
+            let known = Numerics::ALL.map(Numerics::name).join(", ");
+            to_python(
+                Error::new(ErrorKind::Usage, format!("numerics `{numerics}` is not one of {known}"))
+                    .field("numerics", numerics),
+            )
+        })?;
+        let options = CpuOptions::with_threads(threads).with_numerics(numerics);
+        let engine = py.detach(|| CpuPrefill::open(&path, threads)).map_err(to_python)?.with_options(options);
         Ok(NativePrefill(Mutex::new(Box::new(engine))))
     }
 
@@ -70,6 +78,12 @@ impl NativePrefill {
     /// Loads what a prompt of `tokens` tokens needs.
     fn prepare(&self, py: Python<'_>, tokens: usize) -> PyResult<()> {
         py.detach(|| self.engine_mut().prepare(tokens)).map_err(to_python)
+    }
+
+    /// Runs the prompt one operation at a time; what its activations are like, as JSON.
+    fn activations(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<String> {
+        let found = py.detach(|| self.engine_mut().activations(&tokens)).map_err(to_python)?;
+        serde_json::to_string(&found).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
     }
 
     /// Runs the prompt: the cache, the logits as float32 bytes, and the report as JSON.

@@ -89,7 +89,8 @@ fn handoff_cells(row: &HandoffRow) -> Vec<String> {
 }
 
 fn prefill(verb: &BenchPrefill, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
-    let mut rows = vec![bench_prefill(&verb.package, verb.tokens, verb.threads, verb.repeats)?];
+    let mut rows =
+        vec![bench_prefill(&verb.package, verb.tokens, &verb.engine.options(verb.threads), verb.repeats)?];
     if let Some(folder) = &verb.compare {
         let request =
             PrefillComparison { folder: folder.clone(), tokens: verb.tokens, threads: rows[0].threads };

@@ -8,11 +8,11 @@ pub(crate) mod run;
 
 use std::path::Path;
 
-use kvbaton::layout::{CacheSpec, DType, Layout, presets};
-use kvbaton::{Error, ErrorKind, bench::shape};
+use kvbaton::layout::{CacheSpec, DType, Layout, ModelSpec, presets};
+use kvbaton::{CpuOptions, DigestCache, Error, ErrorKind, Numerics, bench::shape};
 
 use crate::Host;
-use crate::args::FloatType;
+use crate::args::{Engine, FloatType, Rounding};
 
 impl FloatType {
     pub(crate) fn dtype(self) -> DType {
@@ -22,6 +22,39 @@ impl FloatType {
             FloatType::Float32 => DType::Float32,
         }
     }
+}
+
+impl Engine {
+    /// Options of the CPU executor.
+    pub(crate) fn options(&self, threads: usize) -> CpuOptions {
+        CpuOptions::with_threads(threads).with_numerics(match self.numerics {
+            Rounding::F32 => Numerics::F32,
+            Rounding::F16Storage => Numerics::F16Storage,
+            Rounding::F16Accumulate => Numerics::F16Accumulate,
+        })
+    }
+}
+
+/// What a folder says of its model, its weights' digest included.
+pub(crate) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
+    let digest = DigestCache::of_user().weights_digest(folder)?;
+    Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
+}
+
+/// Token ids as a JSON list, or separated by white space or commas.
+pub(crate) fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
+    text.trim()
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            word.parse().map_err(|_| {
+                Error::new(ErrorKind::Usage, format!("`{word}` in `{file}` is no token id"))
+                    .hint("token ids are whole numbers, as a JSON list or separated by white space")
+            })
+        })
+        .collect()
 }
 
 /// The host, or how to get one.

@@ -1,6 +1,5 @@
 //! `kvbaton run`: the main job.
 
-use std::path::Path;
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
@@ -10,7 +9,7 @@ use kvbaton::{
 };
 use serde::Serialize;
 
-use super::{layout, need_host, read_text};
+use super::{described, layout, need_host, parse_ids, read_text};
 use crate::Host;
 use crate::args::{Different, Foreign, Prompt, Run};
 use crate::host::{Decoder, DecoderRequest, Generated};
@@ -143,13 +142,8 @@ fn producer(verb: &Run, host: &dyn Host) -> Result<Producer, Error> {
         return Err(Error::new(ErrorKind::Usage, format!("{flag} is for dumps; a package's rows are known")));
     }
     let stated = Stated { layout, model };
-    Ok(Producer::Package(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
-}
-
-/// What a folder says of its model, its weights' digest included.
-fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
-    let digest = DigestCache::of_user().weights_digest(folder)?;
-    Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
+    let engine = CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?;
+    Ok(Producer::Package(Box::new(engine.with_options(verb.engine.options(verb.threads)))))
 }
 
 fn dumped_rows(foreign: &Foreign, prompt_tokens: usize) -> LiveRows {
@@ -205,22 +199,6 @@ fn prompt_tokens(prompt: &Prompt, decoder: &dyn Decoder, ignore_template: bool) 
         (None, None) => return Err(Error::new(ErrorKind::Usage, "no prompt was given")),
     };
     decoder.encode(&text, ignore_template)
-}
-
-/// Token ids as a JSON list, or separated by white space or commas.
-fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
-    text.trim()
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .split(|c: char| c.is_whitespace() || c == ',')
-        .filter(|word| !word.is_empty())
-        .map(|word| {
-            word.parse().map_err(|_| {
-                Error::new(ErrorKind::Usage, format!("`{word}` in `{file}` is no token id"))
-                    .hint("token ids are whole numbers, as a JSON list or separated by white space")
-            })
-        })
-        .collect()
 }
 
 /// The prompt's own length in an error that speaks of the tokens to be prefilled.

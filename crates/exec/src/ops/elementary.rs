@@ -48,10 +48,14 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
         "cos" => pointwise(dtype, f32::cos),
         "log" => {
             let epsilon = form.float("epsilon", 1e-45)?;
-            if !half(dtype) {
-                return Err("on fp32 values".to_owned());
+            if half(dtype) {
+                Unary::Table(Table::new(move |x| (x + epsilon).ln()))
+            } else if epsilon <= f32::MIN_POSITIVE {
+                // Beside any normal value it is nothing.
+                Unary::Scalar(|x| (x + 1e-45).ln())
+            } else {
+                return Err(format!("on fp32 values with epsilon {epsilon}"));
             }
-            Unary::Table(Table::new(move |x| (x + epsilon).ln()))
         }
         _ => match form.text("mode")?.unwrap_or("EXACT") {
             "EXACT" => pointwise(dtype, gelu),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CpuPrefill, Error, Prefill, Range};
+use crate::{CpuOptions, CpuPrefill, Error, Prefill, Range};
 
 /// One engine's prefill.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,10 +37,11 @@ pub struct PrefillRow {
 pub fn bench_prefill(
     path: &Path,
     tokens: usize,
-    threads: usize,
+    options: &CpuOptions,
     repeats: usize,
 ) -> Result<PrefillRow, Error> {
-    let mut engine = CpuPrefill::open(path, threads)?;
+    let threads = options.threads;
+    let mut engine = CpuPrefill::open(path, threads)?.with_options(options.clone());
     engine.prepare(tokens)?;
     let vocab = engine.model().map_or(1, |m| m.vocab_size).max(1);
     // A fixed, mixed run of ids: time does not depend on them, but equal ids would make softmax trivial.
