@@ -10,12 +10,13 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::{DataType, Dim, Function, TensorType, ValueId, ValueType};
 
 use crate::array::Array;
+use crate::compressed::{WeightCache, WeightStorage};
 use crate::error::ExecError;
 use crate::graph::Graph;
 use crate::memory::{FloatBuf, Pool};
 use crate::numerics::Numerics;
 use crate::observe::Observed;
-use crate::ops::Operand;
+use crate::ops::{Keep, Operand};
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
 
 /// How to load a function.
@@ -29,11 +30,21 @@ pub struct Options {
     pub fuse: bool,
     /// What is rounded.
     pub numerics: Numerics,
+    /// Whether decompressed weights are kept.
+    pub weights: WeightStorage,
+    /// Decompressed weights that functions loaded with clones of these options share.
+    pub cache: Arc<WeightCache>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 0, fuse: true, numerics: Numerics::default() }
+        Options {
+            threads: 0,
+            fuse: true,
+            numerics: Numerics::default(),
+            weights: WeightStorage::default(),
+            cache: Arc::default(),
+        }
     }
 }
 
@@ -56,6 +67,17 @@ impl Options {
         self.numerics = numerics;
         self
     }
+
+    /// With decompressed weights kept or not.
+    #[must_use]
+    pub fn with_weights(mut self, weights: WeightStorage) -> Options {
+        self.weights = weights;
+        self
+    }
+
+    fn keep(&self) -> Keep<'_> {
+        Keep { storage: self.weights, cache: &self.cache }
+    }
 }
 
 /// An input or output of a function.
@@ -74,7 +96,7 @@ pub struct Executable {
     function: String,
     /// The function as it is computed, where that is not how the package has it.
     retyped: Option<Box<Function>>,
-    fused: bool,
+    options: Options,
     graph: Graph,
     inputs: Vec<Feature>,
     outputs: Vec<Feature>,
@@ -116,25 +138,25 @@ impl Executable {
             }
         }
         let typed = options.numerics.typed(f);
-        let mut graph = Graph::build(&package, &typed)?;
-        if options.fuse {
-            crate::fuse::fuse(&mut graph, &typed);
-        }
-        graph.plan_frees(&typed);
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
+        let mut graph = threads.install(|| Graph::build(&package, &typed, options.keep()))?;
+        if options.fuse {
+            crate::fuse::fuse(&mut graph, &typed);
+        }
+        graph.plan_frees(&typed);
         let context = Context { isa: options.numerics.isa(), pool: Arc::new(Pool::default()) };
         let function = f.name.clone();
         let retyped = match typed {
             Cow::Owned(function) => Some(Box::new(function)),
             Cow::Borrowed(_) => None,
         };
-        let fused = options.fuse;
+        let options = options.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
-        Ok(Executable { package, function, retyped, fused, graph, inputs, outputs, threads, context })
+        Ok(Executable { package, function, retyped, options, graph, inputs, outputs, threads, context })
     }
 
     /// The function's name.
@@ -198,9 +220,10 @@ impl Executable {
         inputs: &[(&str, Array)],
         observer: &mut (dyn FnMut(Observed<'_>) + Send),
     ) -> Result<Vec<(String, Array)>, ExecError> {
-        let unfused = if self.fused {
+        let unfused = if self.options.fuse {
             let program = self.program()?;
-            let mut graph = Graph::build(&self.package, program)?;
+            let build = || Graph::build(&self.package, program, self.options.keep());
+            let mut graph = self.threads.install(build)?;
             graph.plan_frees(program);
             Some(graph)
         } else {
@@ -253,11 +276,13 @@ impl Executable {
             let operands: Vec<Tensor> = node
                 .operands
                 .iter()
-                .map(|o| match o {
+                .enumerate()
+                .map(|(i, o)| match o {
                     Operand::Value(id) => values[id.0 as usize]
                         .clone()
                         .expect("the reader checked that values precede their uses"),
-                    Operand::Fixed(t) => t.clone(),
+                    Operand::Fixed(t) if node.takes_compressed(i) => t.clone(),
+                    Operand::Fixed(t) => t.decompressed(&self.context),
                 })
                 .collect();
             let outputs = node.run(&self.context, function, &operands).map_err(|reason| ExecError::Run {
@@ -289,6 +314,7 @@ impl Executable {
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (feature, id) in self.outputs.iter().zip(&function.block.outputs) {
             let tensor = values[id.0 as usize].clone().expect("the reader checked that outputs are defined");
+            let tensor = tensor.decompressed(&self.context);
             let array = export(&self.context, feature, &tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: "output".to_owned(),

@@ -7,7 +7,7 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::{Constant, Function, ValueId, ValueType};
 
 use crate::error::ExecError;
-use crate::ops::{self, Form, Op, Operand};
+use crate::ops::{self, Form, Keep, Op, Operand, Part};
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
 
@@ -52,6 +52,11 @@ impl Node {
         })
     }
 
+    /// Whether operand `index` may be a weight that is still compressed.
+    pub(crate) fn takes_compressed(&self, index: usize) -> bool {
+        matches!(&self.work, Work::Op(op) if op.takes_compressed(index))
+    }
+
     /// Computes its outputs.
     pub(crate) fn run(
         &self,
@@ -92,7 +97,11 @@ impl Graph {
     /// # Errors
     ///
     /// When an operation is missing or used in a form that is not handled, or shapes contradict the program's.
-    pub(crate) fn build(package: &Arc<Package>, function: &Function) -> Result<Graph, ExecError> {
+    pub(crate) fn build(
+        package: &Arc<Package>,
+        function: &Function,
+        keep: Keep<'_>,
+    ) -> Result<Graph, ExecError> {
         let mut constants: HashMap<ValueId, &Constant> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind == "const") {
             if let (Some(val), Some(id)) =
@@ -113,7 +122,7 @@ impl Graph {
                 .collect(),
             constants: HashMap::new(),
         };
-        let mut decompressed: HashMap<ValueId, Tensor> = HashMap::new();
+        let mut decompressed: HashMap<ValueId, Part> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind != "const") {
             let (name, kind, output) = place(function, op);
             let (constants, decompressed_so_far) = (&constants, &decompressed);
@@ -125,14 +134,10 @@ impl Graph {
                 decompressed: decompressed_so_far,
                 operands: Vec::new(),
             };
-            if let Some(tensor) = ops::decompress(&form) {
-                let tensor = tensor.and_then(|t| match op.outputs.as_slice() {
-                    [id] if graph.shapes[id.0 as usize].as_ref() == Some(&t.shape) => Ok((*id, t)),
-                    _ => Err(format!("comes out as {:?}, which is not declared", t.shape)),
-                });
-                let (id, tensor) =
-                    tensor.map_err(|reason| ExecError::Form { function: name, op: kind, output, reason })?;
-                decompressed.insert(id, tensor);
+            if let Some(parts) = ops::decompress(&form, keep) {
+                let parts =
+                    parts.map_err(|reason| ExecError::Form { function: name, op: kind, output, reason })?;
+                decompressed.extend(parts);
                 continue;
             }
             let Some(builder) = ops::builder(&op.kind) else {
@@ -153,6 +158,8 @@ impl Graph {
         for id in &function.block.outputs {
             if let Some(tensor) = constants.get(id).and_then(|c| Tensor::constant(package, c)) {
                 graph.constants.insert(*id, tensor);
+            } else if let Some(Part::Weight(tensor)) = decompressed.get(id) {
+                graph.constants.insert(*id, tensor.clone());
             }
         }
         Ok(graph)

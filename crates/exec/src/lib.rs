@@ -10,6 +10,7 @@
 
 mod array;
 mod attention;
+mod compressed;
 mod error;
 mod executable;
 mod fuse;
@@ -22,6 +23,7 @@ mod tensor;
 mod tile;
 
 pub use array::{Array, ArrayError};
+pub use compressed::{WeightCache, WeightStorage};
 pub use error::ExecError;
 pub use executable::{Executable, Feature, Options};
 pub use numerics::Numerics;

@@ -12,6 +12,7 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::{BlobRef, Constant, ConstantData, DataType};
 use rayon::prelude::*;
 
+use crate::compressed::Compressed;
 use crate::memory::{FloatBuf, Pool};
 
 /// What the values of a tensor are stored as.
@@ -23,6 +24,8 @@ pub(crate) enum Data {
     Weights(Weights),
     /// fp16 values decompressed from a constant.
     Half(Arc<Vec<f16>>),
+    /// A weight that is decompressed when it is used.
+    Compressed(Arc<Compressed>),
     /// Integers of up to 32 bits (unsigned 32-bit values wrap).
     Int(Arc<Vec<i32>>),
     /// Truth values.
@@ -155,8 +158,17 @@ impl Tensor {
                     Source::Singles(rows::as_singles(bytes).expect(aligned))
                 })
             }
+            Data::Compressed(_) => Err("a compressed weight where its values are needed".to_owned()),
             Data::Int(_) | Data::Bool(_) => Err(format!("a {} tensor where floats are needed", self.dtype)),
         }
+    }
+
+    /// The tensor, decompressed if it was compressed.
+    pub(crate) fn decompressed(&self, cx: &Context) -> Tensor {
+        let Data::Compressed(weight) = &self.data else { return self.clone() };
+        let mut values = cx.pool.take(weight.count());
+        weight.copy_to(cx.isa, 0, &mut values);
+        Tensor { data: Data::Float(Arc::new(values)), ..self.clone() }
     }
 
     /// Whether the view shows its elements one after the other.
@@ -197,7 +209,7 @@ impl Tensor {
                 Ok(Tensor::ints(self.dtype, self.shape.clone(), values))
             }
             Data::Bool(v) => Ok(Tensor::bools(self.shape.clone(), self.indices().map(|i| v[i]).collect())),
-            Data::Float(_) | Data::Weights(_) | Data::Half(_) => {
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Compressed(_) => {
                 let mut values = cx.pool.take(self.count());
                 self.copy_to(cx.isa, &mut values)?;
                 Ok(Tensor::floats(self.dtype, self.shape.clone(), values))

@@ -38,6 +38,10 @@ impl Op for Gather {
         Ok(Some(vec![self.shape(shapes[0], shapes[1])?.1]))
     }
 
+    fn takes_compressed(&self, index: usize) -> bool {
+        index == 0
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let (x, indices) = (&operands[0], &operands[1]);
         let (axis, shape) = self.shape(&x.shape, &indices.shape)?;
@@ -59,6 +63,16 @@ impl Op for Gather {
         let outer = count(&x.shape[..axis]);
         let starts = (0..outer).flat_map(|o| positions.iter().map(move |p| (o * size + p) * inner));
         let starts = starts.map(|s| s + x.offset);
+        if let Data::Compressed(weight) = &x.data {
+            let mut values = cx.pool.take(count(&shape));
+            for (out, at) in values.chunks_mut(inner.max(1)).zip(starts) {
+                weight.copy_to(cx.isa, at, out);
+            }
+            if super::half(self.dtype) && x.dtype != DataType::Float16 {
+                values.iter_mut().for_each(|v| *v = f16::from_f32(*v).to_f32());
+            }
+            return Ok(vec![Tensor::floats(self.dtype, shape, values)]);
+        }
         if is_float(self.dtype) {
             let mut values = cx.pool.take(count(&shape));
             let source = x.source()?;

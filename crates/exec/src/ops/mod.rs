@@ -37,7 +37,7 @@ use kvbaton_mil::program::{
 use crate::tensor::{Context, Tensor};
 use crate::tile::Step;
 
-pub(crate) use constexpr::evaluate as decompress;
+pub(crate) use constexpr::{Keep, Part, evaluate as decompress};
 pub(crate) use matmul::Matmul;
 
 /// Why an operation is refused or failed; the caller adds where.
@@ -70,6 +70,11 @@ pub(crate) trait Op: Debug + Send + Sync {
         false
     }
 
+    /// Whether operand `index` may be a weight that is still compressed; others are decompressed before.
+    fn takes_compressed(&self, _index: usize) -> bool {
+        false
+    }
+
     /// The operation as a matrix product, for attention.
     fn as_matmul(&self) -> Option<&Matmul> {
         None
@@ -90,8 +95,8 @@ pub(crate) struct Form<'a> {
     pub(crate) op: &'a MilOp,
     /// Values that `const` operations define.
     pub(crate) constants: &'a HashMap<ValueId, &'a Constant>,
-    /// Values that were decompressed at load.
-    pub(crate) decompressed: &'a HashMap<ValueId, Tensor>,
+    /// Results of decompressions.
+    pub(crate) decompressed: &'a HashMap<ValueId, Part>,
     /// Operands asked for so far.
     pub(crate) operands: Vec<Operand>,
 }
@@ -121,8 +126,11 @@ impl<'a> Form<'a> {
             Argument::Value(id) => self.constants.get(id).copied(),
         };
         if let Argument::Value(id) = argument
-            && let Some(tensor) = self.decompressed.get(id)
+            && let Some(part) = self.decompressed.get(id)
         {
+            let Part::Weight(tensor) = part else {
+                return Err(format!("`{name}` is a part of a compressed weight, not a weight"));
+            };
             self.operands.push(Operand::Fixed(tensor.clone()));
             return Ok(());
         }

@@ -152,6 +152,7 @@ impl Kernel for ShiftScaleKernel<'_> {
     type Out = ();
 
     #[inline(always)]
+    #[expect(clippy::manual_map, reason = "a closure would not be compiled for the instruction set")]
     fn run<L: Lanes>(self, l: L) {
         let ShiftScaleKernel { values, scales, offsets, block, skip, half } = self;
         if block == 1 {
