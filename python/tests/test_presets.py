@@ -293,6 +293,26 @@ def _(cache: Cache, dead: float) -> Arrays:
     return {"kv_cache_0": out}
 
 
+@preset("coreml-llm-qwen3-5", [RECURRENT, FULL, RECURRENT, FULL])
+def _(cache: Cache, dead: float) -> Arrays:
+    arrays = {}
+    for layer, parts in enumerate(cache.parts):
+        if "conv" in parts:
+            conv = empty(
+                1, CHANNELS, STEPS + 1, dead=dead
+            )  # a kernel of K columns: the oldest is one too many
+            conv[0, :, 1:] = parts["conv"][0].T
+            arrays[f"conv_state_{layer}"] = conv
+            arrays[f"rec_state_{layer}"] = (
+                parts["state"][None].transpose(0, 1, 3, 2).copy()
+            )  # (1, Hv, Dk, Dv)
+        else:
+            state = empty(2, HEADS, CAPACITY, DIM, dead=dead)  # one package a full layer here
+            state[0, :, :SEEN], state[1, :, :SEEN] = parts["key"], parts["value"]
+            arrays[f"{layer // 2}/kv_cache"] = state
+    return arrays
+
+
 @preset("coreml-llm-rolling", [SLIDING] * 2)
 def _(cache: Cache, dead: float) -> Arrays:
     # cat(K[1:], k) for every token.

@@ -24,6 +24,85 @@ pub(crate) enum Verb {
     Layouts(Layouts),
     /// Measure.
     Bench(Bench),
+    /// Compare what a package's cache makes MLX say with what MLX says by itself, rung by rung.
+    Verify(Verify),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Verify {
+    /// The Core ML package that prefills.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) prefill: PathBuf,
+    /// The MLX model folder that decodes.
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) decode: PathBuf,
+    /// JSONL with `prompt` or `tokens` a line, or a folder of such files and of text files, one prompt each.
+    #[arg(long, value_name = "FILE.jsonl|DIR")]
+    pub(crate) prompts: PathBuf,
+    /// Tokens of the reference's continuation to compare.
+    #[arg(long, short, default_value_t = 64, value_name = "N")]
+    pub(crate) max_tokens: usize,
+    /// Cut the prompts so that each fills this context together with its continuation; each prompt runs at each.
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Compare with this package's cache instead of MLX's own prefill.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) reference: Option<PathBuf>,
+    /// Prefill each prompt so often; the caches must be the same.
+    #[arg(long, default_value_t = 1, value_name = "K")]
+    pub(crate) repeat: usize,
+    #[command(flatten)]
+    pub(crate) thresholds: VerifyThresholds,
+    /// Encode the prompts as they are.
+    #[arg(long)]
+    pub(crate) ignore_chat_template: bool,
+    /// Type of the decoder's weights and cache; the model's own when absent.
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Accept a difference that would be refused.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) allow_different: Vec<Different>,
+    /// The folder that package and model were both made from.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) source_model: Option<PathBuf>,
+    /// The layout of the package's cache, where the package does not say: a name, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) layout: Option<String>,
+    /// The folder of the model that the package was made from, where the package does not say.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Threads for prefill; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Write the report as one HTML page.
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is still a pass.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct VerifyThresholds {
+    /// A token that the reference prefers by less than so much of a logit is a near tie.
+    #[arg(long, value_name = "LOGIT")]
+    pub(crate) tie: Option<f64>,
+    /// Smallest cosine of the keys or values of one head of one layer.
+    #[arg(long, value_name = "C")]
+    pub(crate) min_cosine: Option<f64>,
+    /// Largest relative error of the norm of such a head.
+    #[arg(long, value_name = "E")]
+    pub(crate) max_norm_error: Option<f64>,
+    /// Largest relative error of one row of one head.
+    #[arg(long, value_name = "E")]
+    pub(crate) max_row_error: Option<f64>,
+    /// Largest divergence of one step, in nats.
+    #[arg(long, value_name = "NATS")]
+    pub(crate) max_kl: Option<f64>,
+    /// Smallest share of steps at which the likeliest token is the reference's, or nearly tied with it.
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) min_agreement: Option<f64>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -61,6 +140,9 @@ pub(crate) struct Run {
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
+    /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
@@ -72,6 +154,43 @@ pub(crate) struct Engine {
     /// What the CPU executor rounds to fp16: nothing, results, or sums as they grow, too.
     #[arg(long, value_enum, default_value_t = Rounding::F16Storage)]
     pub(crate) numerics: Rounding,
+    /// Whether the CPU executor keeps compressed weights decompressed, or decompresses them each time.
+    #[arg(long, value_enum, default_value_t = Weights::Resident)]
+    pub(crate) weights: Weights,
+    /// The most memory the CPU executor may take, as bytes or with KiB, MiB, GiB; what is available when absent.
+    #[arg(long, value_name = "BYTES", value_parser = memory_size)]
+    pub(crate) max_memory: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Weights {
+    Resident,
+    Streamed,
+}
+
+/// Bytes: a whole number, or a number with a binary or decimal unit.
+fn memory_size(text: &str) -> Result<u64, String> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let unit: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        other => return Err(format!("`{other}` is no unit of memory: B, KiB, MiB, GiB, MB, GB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("`{text}` is no size"))?;
+    let bytes = number * unit as f64;
+    if !(bytes.is_finite() && bytes >= 1.0 && bytes < 2f64.powi(63)) {
+        return Err(format!("`{text}` is no size"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 2^63")]
+    Ok(bytes as u64)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -185,6 +304,9 @@ pub(crate) struct Export {
     /// How the cache leaves the program.
     #[arg(long, value_enum, default_value_t = KvOutputs::Stacked)]
     pub(crate) kv_outputs: KvOutputs,
+    /// Store projections and embeddings in fewer bits.
+    #[arg(long, value_enum, value_name = "SCHEME")]
+    pub(crate) quantize: Option<Quantize>,
     /// Replace an existing package.
     #[arg(long)]
     pub(crate) force: bool,
@@ -201,6 +323,17 @@ pub(crate) enum KvOutputs {
     Grouped,
     /// Two tensors a layer.
     PerLayer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantize {
+    /// Eight bits, a scale for each output.
+    Int8,
+    /// Four bits, a scale for each 32 values.
+    #[value(name = "int4-block32")]
+    Int4Block32,
+    /// Six bits, a palette for each 16 outputs.
+    Lut6,
 }
 
 #[derive(Debug, ClapArgs)]

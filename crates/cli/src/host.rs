@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::{DType, ModelSpec};
-use kvbaton::{CacheView, Error, HandoffReport};
+use kvbaton::verify::{Rung, Thresholds};
+use kvbaton::{CacheView, Error, HandoffReport, PrefillReport, SharedPrefill};
 
 /// The Python side of the command line.
 pub trait Host {
@@ -48,6 +49,20 @@ pub trait Host {
     /// When the model cannot be loaded.
     fn compare_prefill(&self, request: &PrefillComparison) -> Result<Vec<PrefillRow>, Error>;
 
+    /// A report as one self-contained HTML page.
+    ///
+    /// # Errors
+    ///
+    /// When the document lacks something that the page shows.
+    fn page(&self, document: &serde_json::Value) -> Result<String, Error>;
+
+    /// Names and versions of what decodes.
+    ///
+    /// # Errors
+    ///
+    /// When it is not installed.
+    fn versions(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
+
     /// Whether the user has asked to stop.
     fn interrupted(&self) -> bool;
 }
@@ -83,6 +98,18 @@ pub trait Decoder {
     /// When the cache does not fit the model.
     fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error>;
 
+    /// Prefills all of `tokens` but the last, of which there is one at least, and takes the rows over while the
+    /// prefill runs.
+    ///
+    /// # Errors
+    ///
+    /// When the prefill fails, or its cache does not fit the model; nothing is taken over then.
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error>;
+
     /// Decodes at most `max_tokens` tokens after `remaining`, until the model ends its answer or `emit` says
     /// that it has seen enough.
     ///
@@ -96,6 +123,28 @@ pub trait Decoder {
         temperature: f64,
         emit: &mut dyn FnMut(&Token) -> bool,
     ) -> Result<Generated, Error>;
+
+    /// Hands a cache over and compares: bytes with the source, everything else with the reference.
+    ///
+    /// # Errors
+    ///
+    /// When the model fails. What a rung finds is no error.
+    fn verify(&mut self, request: VerifyRequest) -> Result<Vec<Rung>, Error>;
+}
+
+/// A prompt's cache to verify.
+#[derive(Debug)]
+pub struct VerifyRequest {
+    /// What the producer left of all tokens but the last; nothing of a prompt of one token.
+    pub cache: Option<CacheView>,
+    /// What to compare with; the decoder's own prefill when absent.
+    pub reference: Option<CacheView>,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens of the reference's continuation.
+    pub max_tokens: usize,
+    /// What is still a pass.
+    pub thresholds: Thresholds,
 }
 
 /// One decoded token.
@@ -133,6 +182,8 @@ pub struct ExportRequest {
     pub buckets: Vec<usize>,
     /// `stacked`, `grouped` or `per-layer`.
     pub kv_outputs: String,
+    /// `int8`, `int4-block32` or `lut6`: projections and embeddings in fewer bits.
+    pub quantize: Option<String>,
     /// Replace an existing package.
     pub force: bool,
 }

@@ -19,6 +19,7 @@ use kvbaton::{Error, ErrorKind};
 use args::{Args, Verb};
 pub use host::{
     Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+    VerifyRequest,
 };
 use printer::Printer;
 
@@ -44,15 +45,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
             return printer.fail(&Error::new(ErrorKind::Usage, first).hint("see `kvbaton --help`"));
         }
     };
+    let done = |result: Result<(), Error>| result.map(|()| true);
     let result = match args.verb {
-        Verb::Run(verb) => commands::run::run(&verb, host, &printer),
-        Verb::Inspect(verb) => commands::inspect::run(&verb, host, &printer),
-        Verb::Export(verb) => commands::export::run(&verb, host, &printer),
-        Verb::Layouts(verb) => commands::layouts::run(&verb, host, &printer),
-        Verb::Bench(verb) => commands::bench::run(&verb, host, &printer),
+        Verb::Run(verb) => done(commands::run::run(&verb, host, &printer)),
+        Verb::Inspect(verb) => done(commands::inspect::run(&verb, host, &printer)),
+        Verb::Export(verb) => done(commands::export::run(&verb, host, &printer)),
+        Verb::Layouts(verb) => done(commands::layouts::run(&verb, host, &printer)),
+        Verb::Bench(verb) => done(commands::bench::run(&verb, host, &printer)),
+        Verb::Verify(verb) => commands::verify::run(&verb, &arguments, host, &printer),
     };
     match result {
-        Ok(()) => 0,
+        Ok(yes) => u8::from(!yes),
         Err(error) => printer.fail(&error),
     }
 }

@@ -115,6 +115,19 @@ fn bench_handoff_checks_and_reports_in_the_documented_names() {
 }
 
 #[test]
+fn bench_handoff_takes_sources_of_every_placement() {
+    for source in
+        ["llama-cpp", "llama-cpp-v-transposed", "vllm-nhd", "mlx-lm-batch", "coreml-llm-rolling", "forge"]
+    {
+        let shape = ["--shape", "smollm2-135m", "--context", "64", "--repeats", "1", "--json"];
+        let (code, stdout, _) = kvbaton(&[&["bench", "handoff", "--source", source], &shape[..]].concat());
+        assert_eq!(code, 0, "{source}: {stdout}");
+        let document: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(document["rows"][0]["bytes"], 2 * 30 * 3 * 48 * 64 * 2, "{source}");
+    }
+}
+
+#[test]
 fn a_row_stride_below_a_row_is_refused() {
     let (code, _, stderr) =
         kvbaton(&["bench", "handoff", "--shape", "smollm2-135m", "--context", "64", "--row-stride", "100"]);

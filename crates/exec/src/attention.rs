@@ -7,15 +7,20 @@
 //! Where the program adds a constant mask, the columns that it hides from a whole block are left out, if for the
 //! values at hand that is exact: the bound `|q·k| ≤ ‖q‖‖k‖` must show that the exponential of every hidden score is
 //! 0, and the hidden rows of the right factor must be finite.
+//!
+//! Where it adds a mask that is computed, trailing columns that −∞ hides are not read at all: in a cache they are rows
+//! that hold nothing yet, and whatever is there is no data. Right factors that are joined for the product, a chunk's
+//! rows and the past, are joined as far as they are shown.
 
 use kvbaton_kernels::rows::{self, Binary, Reduction, Source};
-use kvbaton_mil::program::{DataType, Function, ValueId};
+use kvbaton_mil::program::{DataType, ValueId};
 use rayon::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::graph::{Graph, Node, Work};
 use crate::ops::{Matmul, Op, Operand};
-use crate::tensor::{Context, Tensor, count};
+use crate::tensor::{Context, RowOffsets, Tensor, count};
 use crate::tile::{self, Reader, RowProgram, Step, Values};
 
 /// Two products and the rows between them.
@@ -29,7 +34,10 @@ pub(crate) struct Attention {
     probabilities: usize,
     /// Values in a row of scores.
     len: usize,
+    /// Operands that are joined to either right factor.
+    joined: usize,
     skip: Option<Skip>,
+    computed: Option<ComputedMask>,
     shape: Vec<usize>,
     dtype: DataType,
 }
@@ -49,6 +57,54 @@ struct Skip {
     shown: f32,
 }
 
+/// A mask that is computed: which of the rows' operands, and the shape it is broadcast to.
+#[derive(Clone, Debug)]
+struct ComputedMask {
+    index: usize,
+    lead: Vec<usize>,
+    len: usize,
+}
+
+/// What computed masks show, looked at once a run: layers share their masks.
+#[derive(Debug, Default)]
+pub(crate) struct Shown(Mutex<Vec<(Tensor, Arc<Vec<usize>>)>>);
+
+impl Shown {
+    /// For each row of `mask`, how many columns remain when the trailing ones of −∞ are left out.
+    fn columns(&self, mask: &Tensor) -> Result<Arc<Vec<usize>>, String> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The tensor is kept with its answer, so that no other takes its memory meanwhile.
+        if let Some((_, columns)) = known.iter().find(|(tensor, _)| tensor.is_same(mask)) {
+            return Ok(Arc::clone(columns));
+        }
+        let (lead, len) = crate::ops::split_last(&mask.shape);
+        let reader = Reader::new(mask, lead, len)?;
+        let shown = |row: usize| match reader.row(row, len) {
+            Source::Singles(v) => v.iter().rposition(|v| *v != f32::NEG_INFINITY),
+            Source::Halves(v) => v.iter().rposition(|v| *v != half::f16::NEG_INFINITY),
+            Source::Scalar(_) | Source::Destination => None,
+        };
+        // A row that is hidden as a whole is left to the softmax.
+        let columns = (0..count(lead)).into_par_iter().map(|row| shown(row).map_or(len, |last| last + 1));
+        let columns = Arc::new(columns.collect());
+        known.push((mask.clone(), Arc::clone(&columns)));
+        Ok(columns)
+    }
+}
+
+impl ComputedMask {
+    /// Columns that each block of rows needs: at least one.
+    fn extents(&self, cx: &Context, mask: &Tensor, blocks: &[(usize, usize)]) -> Result<Vec<usize>, String> {
+        let columns = cx.shown.columns(mask)?;
+        // The mask's row for each row of scores.
+        let lead = crate::ops::split_last(&mask.shape).0.to_vec();
+        let rows = Tensor::ints(DataType::Int32, lead, Vec::new()).broadcast(&self.lead)?;
+        let rows = RowOffsets::new(&rows.shape, &rows.strides, 0);
+        let shown = |row: usize| columns[rows.get(row)];
+        Ok(blocks.iter().map(|(first, n)| (*first..first + n).map(shown).max().unwrap_or(self.len)).collect())
+    }
+}
+
 /// Rows of a block: as many as keep the scores in a part of the second-level cache.
 fn block_rows(len: usize) -> usize {
     (65_536 / len.max(1)).clamp(8, 64)
@@ -62,9 +118,36 @@ fn blocks(rows: usize, chunk: usize, size: usize) -> impl Iterator<Item = (usize
     })
 }
 
+/// Rows of a block whose columns were counted: the panels are read once for each block.
+const LONG_BLOCK_ROWS: usize = 48;
+
 impl Attention {
+    /// Memory that each thread takes while it runs.
+    pub(crate) fn thread_bytes(&self) -> usize {
+        self.rows.registers.len() * block_rows(self.len) * self.len * 4
+    }
+
     pub(crate) fn run(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, String> {
-        let scores = self.first.factors(cx, &operands[0], &operands[1])?;
+        let (factors, externals) = operands.split_at(1 + 2 * self.joined);
+        let (keys, values) = factors[1..].split_at(self.joined);
+        let externals = self.rows.adjacent(cx, externals)?;
+        let chunk = {
+            let rows = |shape: &[usize]| shape[shape.len() - 2];
+            let left = &factors[0].shape;
+            let m = if self.first.transpose_x { left[left.len() - 1] } else { rows(left) };
+            m.min(rows(&self.shape))
+        };
+        let size = if self.computed.is_some() { LONG_BLOCK_ROWS } else { block_rows(self.len) };
+        let blocks: Vec<(usize, usize)> = blocks(self.rows.rows, chunk, size).collect();
+        let extents = match &self.computed {
+            Some(mask) => Some(mask.extents(cx, &externals[mask.index], &blocks)?),
+            None => None,
+        };
+        // Columns that any block needs.
+        let reach = extents.as_ref().and_then(|e| e.iter().copied().max()).unwrap_or(self.len);
+
+        let keys = join(cx, keys, if self.first.transpose_y { 2 } else { 1 }, reach)?;
+        let scores = self.first.factors(cx, &factors[0], &keys)?;
         let (keys, which_keys) = scores.pack(cx)?;
         let (m, k, n) = (scores.m, scores.k, scores.n);
         let left_offsets = scores.left_offsets();
@@ -83,11 +166,11 @@ impl Attention {
             data: operands[0].data.clone(),
         };
         let stand_in = Tensor { strides: crate::tensor::packed_strides(&stand_in.shape), ..stand_in };
-        let values = self.second.factors_of_right(&stand_in, &operands[2])?;
+        let values = join(cx, values, if self.second.transpose_y { 1 } else { 2 }, reach)?;
+        let values = self.second.factors_of_right(&stand_in, &values)?;
         let (value_panels, which_values) = values.pack(cx)?;
         let (m2, n2) = (values.m, values.n);
 
-        let externals = self.rows.adjacent(cx, &operands[3..])?;
         let readers = self.rows.readers(&externals)?;
         let skips: Vec<bool> = match &self.skip {
             None => Vec::new(),
@@ -117,19 +200,19 @@ impl Attention {
         let mut out = cx.pool.take(count(&self.shape));
         let mut tasks = Vec::new();
         let mut rest: &mut [f32] = &mut out;
-        for (first, count) in blocks(self.rows.rows, m.min(m2), block_rows(n)) {
+        for (i, (first, count)) in blocks.iter().enumerate() {
             let (part, later) = rest.split_at_mut(count * n2);
-            tasks.push((first, count, part));
+            tasks.push((*first, *count, extents.as_ref().map(|e| e[i]), part));
             rest = later;
         }
         tasks.into_par_iter().with_max_len(1).for_each_init(
             || self.rows.registers.iter().map(|_| Vec::new()).collect::<Vec<Vec<f32>>>(),
-            |scratch, (row, rows, out)| {
+            |scratch, (row, rows, extent, out)| {
                 let (b, b2) = (row / m, row / m2);
-                let limit = match &self.skip {
+                let limit = extent.or_else(|| match &self.skip {
                     Some(skip) if skips[b] => skip.extents.get(&row).copied(),
                     _ => None,
-                };
+                });
                 let width = limit.unwrap_or(n);
                 if scratch[self.scores].len() < rows * n {
                     scratch[self.scores].resize(rows * n, 0.0);
@@ -173,6 +256,32 @@ impl Attention {
     }
 }
 
+/// The first `reach` rows (dimension `from_end` from the end) of `parts`, one after the other. One part is a view.
+fn join(cx: &Context, parts: &[Tensor], from_end: usize, reach: usize) -> Result<Tensor, String> {
+    let d = parts[0].rank() - from_end;
+    if let [whole] = parts {
+        return Ok(whole.narrowed(d, 0, reach.min(whole.shape[d]), 1));
+    }
+    let mut shape = parts[0].shape.clone();
+    shape[d] = parts.iter().map(|p| p.shape[d]).sum();
+    let (outer, row) = (count(&shape[..d]), count(&shape[d + 1..]));
+    // As long as all of it, so that the next call finds it again; what is not shown is not written.
+    let mut values = cx.pool.take(count(&shape));
+    for (o, out) in values.chunks_mut((shape[d] * row).max(1)).enumerate().take(outer) {
+        let mut rest = &mut out[..reach * row];
+        for part in parts {
+            let rows = part.shape[d].min(rest.len() / row.max(1));
+            let (now, later) = rest.split_at_mut(rows * row);
+            let mut one = part.narrowed(d, 0, rows, 1);
+            one.offset += RowOffsets::new(&part.shape[..d], &part.strides[..d], 0).get(o);
+            one.shape[..d].fill(1);
+            one.copy_to(cx.isa, now)?;
+            rest = later;
+        }
+    }
+    Ok(Tensor::floats(parts[0].dtype, shape, values).narrowed(d, 0, reach, 1))
+}
+
 impl Skip {
     /// Whether, for products of at most `bound` in size, the exponential of every hidden score is 0.
     ///
@@ -191,9 +300,9 @@ impl Skip {
 }
 
 /// Replaces every attention of the graph by one node.
-pub(crate) fn fuse(graph: &mut Graph, function: &Function) {
+pub(crate) fn fuse(graph: &mut Graph) {
     let mut masks = Masks::default();
-    while let Some((nodes, node)) = find(graph, function, &mut masks) {
+    while let Some((nodes, node)) = find(graph, &mut masks) {
         let last = nodes.iter().copied().max().expect("attention has nodes");
         graph.nodes[last] = node;
         let mut i = 0;
@@ -205,7 +314,7 @@ pub(crate) fn fuse(graph: &mut Graph, function: &Function) {
 }
 
 /// The first attention of the graph: which nodes it takes the place of, and the node.
-fn find(graph: &Graph, function: &Function, masks: &mut Masks) -> Option<(Vec<usize>, Node)> {
+fn find(graph: &Graph, masks: &mut Masks) -> Option<(Vec<usize>, Node)> {
     let producer = graph.producers();
     let mut readers: HashMap<ValueId, Vec<usize>> = HashMap::new();
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -213,9 +322,10 @@ fn find(graph: &Graph, function: &Function, masks: &mut Masks) -> Option<(Vec<us
             readers.entry(id).or_default().push(i);
         }
     }
+    let kept: HashSet<ValueId> = graph.kept().collect();
     // The one node that reads a value, if it is one and the value is no output.
     let only_reader = |id: ValueId| match readers.get(&id).map(Vec::as_slice) {
-        Some([reader]) if !function.block.outputs.contains(&id) => Some(*reader),
+        Some([reader]) if !kept.contains(&id) => Some(*reader),
         _ => None,
     };
     (0..graph.nodes.len()).find_map(|i| candidate(graph, &producer, &only_reader, i, masks))
@@ -320,10 +430,42 @@ fn candidate(
     let (rows, scores) = take_scores(program, index, len)?;
     let probabilities = rows.results[0];
     let dtype = second_matmul.dtype();
-    let mut operands =
-        vec![first_node.operands[0].clone(), first_node.operands[1].clone(), second_node.operands[1].clone()];
+    // Right factors that a concat joins for this product alone.
+    let joined = |node: &Node, rows_at: usize| {
+        let Operand::Value(id) = node.operands[1] else { return None };
+        only_reader(id)?;
+        let at = *producer.get(&id)?;
+        let source = &graph.nodes[at];
+        let axis = match &source.work {
+            Work::Op(op) => op.joins(&graph.operand_shapes(&source.operands)?)?,
+            Work::Rows(..) | Work::Attention(_) => return None,
+        };
+        let rank = graph.shapes[id.0 as usize].as_ref()?.len();
+        (axis + rows_at == rank && rows_at == 2).then(|| (at, source.operands.clone()))
+    };
+    let parts = (
+        joined(first_node, if first_matmul.transpose_y { 2 } else { 1 }),
+        joined(second_node, if second_matmul.transpose_y { 1 } else { 2 }),
+    );
+    let mut operands = vec![first_node.operands[0].clone()];
+    let joined = match parts {
+        (Some((k, keys)), Some((v, values))) if keys.len() == values.len() => {
+            nodes.extend([k, v]);
+            let joined = keys.len();
+            operands.extend(keys);
+            operands.extend(values);
+            joined
+        }
+        _ => {
+            operands.extend([first_node.operands[1].clone(), second_node.operands[1].clone()]);
+            1
+        }
+    };
+    let first_external = operands.len();
     operands.extend(node.operands.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, o)| o.clone()));
-    let skip = masks.skip(&rows, scores, len, m.min(m2), &operands[3..]);
+    let externals = &operands[first_external..];
+    let skip = masks.skip(&rows, scores, len, m.min(m2), externals);
+    let computed = computed_mask(&rows, scores, externals);
     let attention = Attention {
         first: first_matmul,
         second: second_matmul,
@@ -331,7 +473,9 @@ fn candidate(
         scores,
         probabilities,
         len,
+        joined,
         skip,
+        computed,
         shape: out_shape,
         dtype,
     };
@@ -399,6 +543,29 @@ fn take_scores(mut program: RowProgram, index: usize, len: usize) -> Option<(Row
         }
     }
     Some((program, scores))
+}
+
+/// The mask of a program of the form scale, add a computed mask, softmax, all in the register of scores.
+fn computed_mask(program: &RowProgram, scores: usize, operands: &[Operand]) -> Option<ComputedMask> {
+    let in_place = |l: &tile::Line| {
+        let reads = l.operands.iter().any(|o| matches!(o, tile::Operand::Register(r) if *r == scores));
+        l.result == scores && reads
+    };
+    let [scales @ .., mask, last] = program.lines.as_slice() else { return None };
+    let scaled = |l: &tile::Line| matches!(l.step, Step::Binary { op: Binary::Mul | Binary::Div, .. });
+    let of_the_form = program.lines.iter().all(in_place)
+        && scales.iter().all(scaled)
+        && matches!(mask.step, Step::Binary { op: Binary::Add, .. })
+        && matches!(last.step, Step::Softmax { .. });
+    if !of_the_form {
+        return None;
+    }
+    mask.operands.iter().find_map(|o| match o {
+        tile::Operand::External { index, lead, len } if matches!(operands[*index], Operand::Value(_)) => {
+            Some(ComputedMask { index: *index, lead: lead.clone(), len: *len })
+        }
+        _ => None,
+    })
 }
 
 /// Masks looked at so far: layers share them.

@@ -16,6 +16,9 @@ use kvbaton_kernels::rows::{self, Isa, Source, Unary};
 use kvbaton_mil::program::DataType;
 use rayon::prelude::*;
 
+use crate::memory::FloatBuf;
+use crate::tensor::Data;
+
 pub(crate) use grid::Grid;
 pub(crate) use mask::Mask;
 pub(crate) use recipe::{Lookup, Numbers, Recipe, Shift, Stored};
@@ -59,11 +62,32 @@ pub(crate) struct Compressed {
     /// fp16 or fp32.
     dtype: DataType,
     count: usize,
+    /// What it was made from; `None` where that has no short name.
+    key: Option<WeightKey>,
 }
 
 impl Compressed {
-    pub(crate) fn new(recipe: Recipe, dtype: DataType, count: usize) -> Compressed {
-        Compressed { recipe, dtype, count }
+    pub(crate) fn new(recipe: Recipe, dtype: DataType, count: usize, key: Option<WeightKey>) -> Compressed {
+        Compressed { recipe, dtype, count, key }
+    }
+
+    /// Bytes of its values when they are kept.
+    pub(crate) fn resident_bytes(&self) -> usize {
+        self.count * if self.dtype == DataType::Float16 { 2 } else { 4 }
+    }
+
+    /// Its values, to be kept; shared with whoever keeps the same ones.
+    pub(crate) fn kept(&self, isa: Isa, cache: &WeightCache) -> Data {
+        if self.dtype != DataType::Float16 {
+            let mut values = vec![0.0; self.count];
+            self.copy_to(isa, 0, &mut values);
+            return Data::Float(Arc::new(FloatBuf::owned(values)));
+        }
+        let make = || self.to_halves(isa);
+        Data::Half(match &self.key {
+            Some(key) => cache.get_or(key.clone(), make),
+            None => Arc::new(make()),
+        })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -104,6 +128,12 @@ pub(crate) type WeightKey = Vec<u8>;
 pub struct WeightCache(Mutex<HashMap<WeightKey, Weak<Vec<f16>>>>);
 
 impl WeightCache {
+    /// Weights that somebody holds.
+    pub fn kept(&self) -> usize {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.values().filter(|w| w.strong_count() > 0).count()
+    }
+
     /// The weight of this key, made now if nobody holds it.
     pub(crate) fn get_or(&self, key: WeightKey, make: impl FnOnce() -> Vec<f16>) -> Arc<Vec<f16>> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -80,6 +80,55 @@ pub enum ExecError {
         /// The type of the array given.
         have: TensorType,
     },
+    /// The function has states, and was run without any.
+    #[error("function `{function}` has states ({states:?}), and was given none")]
+    NeedsState {
+        /// Function.
+        function: String,
+        /// Its states.
+        states: Vec<String>,
+    },
+    /// A state has another name than any the function has.
+    #[error("state `{name}` is unknown; there are {expected:?}")]
+    UnknownState {
+        /// The state.
+        name: String,
+        /// All states.
+        expected: Vec<String>,
+    },
+    /// A state has another type or shape.
+    #[error("state `{name}` is {have}, the function has {expected}")]
+    StateType {
+        /// The state.
+        name: String,
+        /// Its type in the program.
+        expected: TensorType,
+        /// The type given.
+        have: TensorType,
+    },
+    /// A run failed after it had taken the state.
+    #[error("state `{name}` was lost when a run failed; set or clear it first")]
+    StateLost {
+        /// The state.
+        name: String,
+    },
+    /// A function would take more memory than it may.
+    #[error(
+        "function `{function}` takes up to {needed_bytes} bytes ({what}), more than the {limit_bytes} bytes {}",
+        if *.available { "that are available" } else { "that it may take" }
+    )]
+    Memory {
+        /// Function.
+        function: String,
+        /// What it takes.
+        needed_bytes: u64,
+        /// What that is made of.
+        what: String,
+        /// What it may take.
+        limit_bytes: u64,
+        /// Whether the limit is what the machine has available.
+        available: bool,
+    },
     /// The threads could not be started.
     #[error("cannot start {threads} threads")]
     Threads {

@@ -12,11 +12,14 @@ use kvbaton_mil::program::{DataType, Dim, Function, TensorType, ValueId, ValueTy
 use crate::array::Array;
 use crate::compressed::{WeightCache, WeightStorage};
 use crate::error::ExecError;
+use crate::footprint::{Footprint, footprint};
 use crate::graph::Graph;
+use crate::machine::available_bytes;
 use crate::memory::{FloatBuf, Pool};
 use crate::numerics::Numerics;
 use crate::observe::Observed;
-use crate::ops::{Keep, Operand};
+use crate::ops::Operand;
+use crate::state::State;
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
 
 /// How to load a function.
@@ -32,6 +35,8 @@ pub struct Options {
     pub numerics: Numerics,
     /// Whether decompressed weights are kept.
     pub weights: WeightStorage,
+    /// Bytes that the function may take; what the machine has available when `None`.
+    pub max_memory: Option<u64>,
     /// Decompressed weights that functions loaded with clones of these options share.
     pub cache: Arc<WeightCache>,
 }
@@ -43,6 +48,7 @@ impl Default for Options {
             fuse: true,
             numerics: Numerics::default(),
             weights: WeightStorage::default(),
+            max_memory: None,
             cache: Arc::default(),
         }
     }
@@ -75,8 +81,15 @@ impl Options {
         self
     }
 
-    fn keep(&self) -> Keep<'_> {
-        Keep { storage: self.weights, cache: &self.cache }
+    /// With a bound on memory; `None` takes what the machine has available.
+    #[must_use]
+    pub fn with_max_memory(mut self, bytes: Option<u64>) -> Options {
+        self.max_memory = bytes;
+        self
+    }
+
+    fn keeps_weights(&self) -> bool {
+        self.weights == WeightStorage::Resident
     }
 }
 
@@ -97,9 +110,11 @@ pub struct Executable {
     /// The function as it is computed, where that is not how the package has it.
     retyped: Option<Box<Function>>,
     options: Options,
+    footprint: Option<Footprint>,
     graph: Graph,
     inputs: Vec<Feature>,
     outputs: Vec<Feature>,
+    states: Vec<Feature>,
     threads: rayon::ThreadPool,
     context: Context,
 }
@@ -109,14 +124,16 @@ impl Executable {
     ///
     /// # Errors
     ///
-    /// When there is no such function, it has states, or an operation is missing or used in a form that is not
-    /// handled; the message names function, operation and output.
+    /// When there is no such function, or an operation is missing or used in a form that is not handled; the message
+    /// names function, operation and output.
     pub fn load(package: Arc<Package>, function: &str, options: &Options) -> Result<Executable, ExecError> {
         let f = package.function(Some(function))?;
         let feature = |id: &ValueId| {
             let value = f.value(*id);
             match &value.ty {
-                ValueType::Tensor(ty) => Ok(Feature { name: value.name.clone(), ty: ty.clone() }),
+                ValueType::Tensor(ty) | ValueType::State(ty) => {
+                    Ok(Feature { name: value.name.clone(), ty: ty.clone() })
+                }
                 other => Err(ExecError::FeatureType {
                     function: f.name.clone(),
                     name: value.name.clone(),
@@ -126,12 +143,8 @@ impl Executable {
         };
         let inputs = f.inputs.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
         let outputs = f.block.outputs.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
-        if let Some(state) = f.states.first() {
-            let value = f.value(*state);
-            let (name, ty) = (value.name.clone(), "state".to_owned());
-            return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
-        }
-        for feature in inputs.iter().chain(&outputs) {
+        let states = f.states.iter().map(feature).collect::<Result<Vec<_>, _>>()?;
+        for feature in inputs.iter().chain(&outputs).chain(&states) {
             if !is_float(feature.ty.dtype) && integers(feature.ty.dtype, &[]).is_none() {
                 let (name, ty) = (feature.name.clone(), feature.ty.to_string());
                 return Err(ExecError::FeatureType { function: f.name.clone(), name, ty });
@@ -143,12 +156,20 @@ impl Executable {
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
-        let mut graph = threads.install(|| Graph::build(&package, &typed, options.keep()))?;
+        let mut graph = Graph::build(&package, &typed)?;
         if options.fuse {
-            crate::fuse::fuse(&mut graph, &typed);
+            crate::fuse::fuse(&mut graph);
         }
-        graph.plan_frees(&typed);
-        let context = Context { isa: options.numerics.isa(), pool: Arc::new(Pool::default()) };
+        graph.plan_frees();
+        let footprint = footprint(&graph, &typed, threads.current_num_threads(), options.keeps_weights());
+        if let Some(footprint) = &footprint {
+            check_memory(&f.name, footprint, options.max_memory)?;
+        }
+        if options.keeps_weights() {
+            threads.install(|| graph.keep_weights(Isa::best(), &options.cache));
+        }
+        let (isa, pool) = (options.numerics.isa(), Arc::new(Pool::default()));
+        let context = Context { isa, pool, shown: Arc::default() };
         let function = f.name.clone();
         let retyped = match typed {
             Cow::Owned(function) => Some(Box::new(function)),
@@ -156,7 +177,19 @@ impl Executable {
         };
         let options = options.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
-        Ok(Executable { package, function, retyped, options, graph, inputs, outputs, threads, context })
+        Ok(Executable {
+            package,
+            function,
+            retyped,
+            options,
+            footprint,
+            graph,
+            inputs,
+            outputs,
+            states,
+            threads,
+            context,
+        })
     }
 
     /// The function's name.
@@ -174,6 +207,20 @@ impl Executable {
         &self.outputs
     }
 
+    /// What it keeps from one run to the next.
+    pub fn states(&self) -> &[Feature] {
+        &self.states
+    }
+
+    /// States for this function, zeroed, as Core ML makes them.
+    ///
+    /// # Errors
+    ///
+    /// When a state's shape is not fixed.
+    pub fn new_state(&self) -> Result<State, ExecError> {
+        State::new(&self.states)
+    }
+
     /// Threads it runs on.
     pub fn threads(&self) -> usize {
         self.threads.current_num_threads()
@@ -183,6 +230,17 @@ impl Executable {
     /// Weights stay in their mapping and are not counted, nor are the outputs.
     pub fn peak_bytes(&self) -> u64 {
         self.context.pool.peak_bytes()
+    }
+
+    /// The memory that the function takes, computed when it was loaded; `None` when a shape is only known when it
+    /// runs.
+    pub fn footprint(&self) -> Option<Footprint> {
+        self.footprint
+    }
+
+    /// Memory for intermediate values that was allocated so far; it is kept for the next run.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.context.pool.allocated_bytes()
     }
 
     /// Operations by how they run: `(name, nodes)`, for those who ask what was fused.
@@ -204,34 +262,60 @@ impl Executable {
     /// # Errors
     ///
     /// When an input is missing, unknown, or of another type or shape than the function takes, or an operation is
-    /// not defined for the values it meets (an index out of range).
+    /// not defined for the values it meets (an index out of range), or the function has states.
     pub fn run(&self, inputs: &[(&str, Array)]) -> Result<Vec<(String, Array)>, ExecError> {
-        self.threads.install(|| self.run_here(&self.graph, inputs, &mut Watch::default()))
+        let mut state = self.without_state()?;
+        self.run_with(inputs, &mut state)
     }
 
-    /// Runs the function one operation after the other, nothing fused, and shows every result to `observer` in the
-    /// program's order. The outputs are those of [`Executable::run`].
+    /// Runs the function on `state`, which may be another function's of the same package: states are found by name.
     ///
     /// # Errors
     ///
-    /// As [`Executable::run`].
+    /// As [`Executable::run`]; when a state is missing, of another type, or was lost by an earlier run. A run that
+    /// fails on values loses the states it took.
+    pub fn run_with(
+        &self,
+        inputs: &[(&str, Array)],
+        state: &mut State,
+    ) -> Result<Vec<(String, Array)>, ExecError> {
+        self.threads.install(|| self.run_here(&self.graph, inputs, state, &mut Watch::default()))
+    }
+
+    /// Runs the function one operation after the other, nothing fused, and shows every result to `observer` in the
+    /// program's order. The outputs are those of [`Executable::run_with`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Executable::run_with`].
     pub fn run_observed(
         &self,
         inputs: &[(&str, Array)],
+        state: &mut State,
         observer: &mut (dyn FnMut(Observed<'_>) + Send),
     ) -> Result<Vec<(String, Array)>, ExecError> {
         let unfused = if self.options.fuse {
             let program = self.program()?;
-            let build = || Graph::build(&self.package, program, self.options.keep());
-            let mut graph = self.threads.install(build)?;
-            graph.plan_frees(program);
+            let mut graph = Graph::build(&self.package, program)?;
+            graph.plan_frees();
+            if self.options.keeps_weights() {
+                self.threads.install(|| graph.keep_weights(Isa::best(), &self.options.cache));
+            }
             Some(graph)
         } else {
             None
         };
         let graph = unfused.as_ref().unwrap_or(&self.graph);
         let mut watch = Watch { observer: Some(observer), seconds: None };
-        self.threads.install(|| self.run_here(graph, inputs, &mut watch))
+        self.threads.install(|| self.run_here(graph, inputs, state, &mut watch))
+    }
+
+    fn without_state(&self) -> Result<State, ExecError> {
+        if self.states.is_empty() {
+            return State::new(&[]);
+        }
+        let states = self.states.iter().map(|f| f.name.clone()).collect();
+        Err(ExecError::NeedsState { function: self.function.clone(), states })
     }
 
     /// Runs the function and says how long each kind of node took, in seconds, the longest first.
@@ -244,11 +328,23 @@ impl Executable {
         &self,
         inputs: &[(&str, Array)],
     ) -> Result<(Vec<(String, Array)>, Vec<(String, f64)>), ExecError> {
+        let mut state = self.without_state()?;
         let mut watch = Watch { observer: None, seconds: Some(HashMap::new()) };
-        let outputs = self.threads.install(|| self.run_here(&self.graph, inputs, &mut watch))?;
+        let outputs = self.threads.install(|| self.run_here(&self.graph, inputs, &mut state, &mut watch))?;
         let mut seconds: Vec<(String, f64)> = watch.seconds.into_iter().flatten().collect();
         seconds.sort_by(|a, b| b.1.total_cmp(&a.1));
         Ok((outputs, seconds))
+    }
+
+    /// Where the load could not compute what a run takes, the run itself stops at the limit.
+    fn check_pool(&self) -> Result<(), ExecError> {
+        let (None, Some(limit_bytes)) = (self.footprint, self.options.max_memory) else { return Ok(()) };
+        let needed_bytes = self.context.pool.allocated_bytes();
+        if needed_bytes <= limit_bytes {
+            return Ok(());
+        }
+        let (function, what) = (self.function.clone(), "activations so far".to_owned());
+        Err(ExecError::Memory { function, needed_bytes, what, limit_bytes, available: false })
     }
 
     /// The function with the types that its values are computed in.
@@ -263,29 +359,29 @@ impl Executable {
         &self,
         graph: &Graph,
         inputs: &[(&str, Array)],
+        state: &mut State,
         watch: &mut Watch<'_>,
     ) -> Result<Vec<(String, Array)>, ExecError> {
         let function = self.program()?;
         let mut values: Vec<Option<Tensor>> = vec![None; function.values.len()];
-        for (id, tensor) in &graph.constants {
-            values[id.0 as usize] = Some(tensor.clone());
-        }
+        let context = Context { shown: Arc::default(), ..self.context.clone() };
         self.bind(inputs, function, &mut values)?;
+        self.states.iter().try_for_each(|feature| state.check(feature))?;
+        for (feature, (id, _)) in self.states.iter().zip(&graph.states) {
+            values[id.0 as usize] = Some(state.take(&self.context, feature)?);
+        }
         for node in &graph.nodes {
             let start = std::time::Instant::now();
-            let operands: Vec<Tensor> = node
-                .operands
-                .iter()
-                .enumerate()
-                .map(|(i, o)| match o {
-                    Operand::Value(id) => values[id.0 as usize]
-                        .clone()
-                        .expect("the reader checked that values precede their uses"),
-                    Operand::Fixed(t) if node.takes_compressed(i) => t.clone(),
-                    Operand::Fixed(t) => t.decompressed(&self.context),
+            let operands: Vec<Tensor> = (0..node.operands.len())
+                .map(|i| {
+                    let (o, later) = (&node.operands[i], &node.operands[i + 1..]);
+                    let again = later.iter().any(|l| l.value().is_some() && l.value() == o.value());
+                    let tensor = operand(&mut values, o, if again { &[] } else { &node.last_uses });
+                    if node.takes_compressed(i) { tensor } else { tensor.decompressed(&context) }
                 })
                 .collect();
-            let outputs = node.run(&self.context, function, &operands).map_err(|reason| ExecError::Run {
+            self.check_pool()?;
+            let outputs = node.run(&context, function, operands).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: node.kind.clone(),
                 output: node.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone()),
@@ -312,9 +408,8 @@ impl Executable {
         }
         let start = std::time::Instant::now();
         let mut outputs = Vec::with_capacity(self.outputs.len());
-        for (feature, id) in self.outputs.iter().zip(&function.block.outputs) {
-            let tensor = values[id.0 as usize].clone().expect("the reader checked that outputs are defined");
-            let tensor = tensor.decompressed(&self.context);
+        for (feature, output) in self.outputs.iter().zip(&graph.outputs) {
+            let tensor = operand(&mut values, output, &[]).decompressed(&context);
             let array = export(&self.context, feature, &tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: "output".to_owned(),
@@ -322,6 +417,15 @@ impl Executable {
                 reason,
             })?;
             outputs.push((feature.name.clone(), array));
+        }
+        for (feature, (_, last)) in self.states.iter().zip(&graph.states) {
+            let tensor = operand(&mut values, last, &[]);
+            state.put(&self.context, &feature.name, tensor).map_err(|reason| ExecError::Run {
+                function: self.function.clone(),
+                op: "write_state".to_owned(),
+                output: feature.name.clone(),
+                reason,
+            })?;
         }
         if let Some(seconds) = &mut watch.seconds {
             *seconds.entry("outputs".to_owned()).or_default() += start.elapsed().as_secs_f64();
@@ -364,10 +468,36 @@ impl Executable {
             if !fits {
                 return Err(mismatch());
             }
-            values[id.0 as usize] = Some(import(&self.context, array).ok_or_else(mismatch)?);
+            let (dtype, shape) = (array.dtype(), array.shape());
+            // Floats are read where they are: a cache may be most of the machine's memory.
+            let value = Tensor::given(dtype, shape.to_vec(), array.bytes().clone())
+                .or_else(|| decode(&self.context, dtype, shape, array.bytes()));
+            values[id.0 as usize] = Some(value.ok_or_else(mismatch)?);
         }
         Ok(())
     }
+}
+
+/// Refuses a function that would take more than it may.
+fn check_memory(function: &str, footprint: &Footprint, max_memory: Option<u64>) -> Result<(), ExecError> {
+    // What is mapped needs no memory of its own when the system is short of it.
+    let (needed_bytes, limit_bytes) = match max_memory {
+        Some(limit) => (footprint.total_bytes(), limit),
+        None => match available_bytes() {
+            Some(limit) => (footprint.allocated_bytes(), limit),
+            None => return Ok(()),
+        },
+    };
+    if needed_bytes <= limit_bytes {
+        return Ok(());
+    }
+    let Footprint { mapped_bytes, weight_bytes, activation_bytes, output_bytes, state_bytes } = footprint;
+    let what = format!(
+        "mapped weights {mapped_bytes}, decompressed weights {weight_bytes}, activations {activation_bytes}, outputs \
+         {output_bytes}, states {state_bytes}"
+    );
+    let function = function.to_owned();
+    Err(ExecError::Memory { function, needed_bytes, what, limit_bytes, available: max_memory.is_none() })
 }
 
 /// Who looks on while a function runs.
@@ -378,34 +508,66 @@ struct Watch<'a> {
     seconds: Option<HashMap<String, f64>>,
 }
 
-/// An array as a value; `None` when its type is not handled.
-fn import(cx: &Context, array: &Array) -> Option<Tensor> {
-    let shape = array.shape().to_vec();
-    Some(match array.dtype() {
-        DataType::Float16 | DataType::Float32 => {
-            let all = array.to_f32()?;
-            let mut values = cx.pool.take(all.len());
-            values.copy_from_slice(&all);
-            Tensor::floats(array.dtype(), shape, values)
+/// The value of an operand; the last one to use it gets the value itself.
+fn operand(values: &mut [Option<Tensor>], operand: &Operand, last_uses: &[ValueId]) -> Tensor {
+    match operand {
+        Operand::Fixed(tensor) => tensor.clone(),
+        Operand::Value(id) => {
+            let value = &mut values[id.0 as usize];
+            let value = if last_uses.contains(id) { value.take() } else { value.clone() };
+            value.expect("the reader checked that values precede their uses")
         }
-        DataType::Bool => Tensor::bools(shape, array.bytes().iter().map(|b| *b != 0).collect()),
-        dtype => Tensor::ints(dtype, shape, integers(dtype, array.bytes())?),
+    }
+}
+
+/// Little-endian elements as a value; `None` when their type is not handled.
+pub(crate) fn decode(cx: &Context, dtype: DataType, shape: &[usize], bytes: &[u8]) -> Option<Tensor> {
+    let shape = shape.to_vec();
+    Some(match dtype {
+        DataType::Float16 => {
+            let mut values = cx.pool.take(bytes.len() / 2);
+            for (v, b) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *v = half::f16::from_le_bytes(*b).to_f32();
+            }
+            Tensor::floats(dtype, shape, values)
+        }
+        DataType::Float32 => {
+            let mut values = cx.pool.take(bytes.len() / 4);
+            for (v, b) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *v = f32::from_le_bytes(*b);
+            }
+            Tensor::floats(dtype, shape, values)
+        }
+        DataType::Bool => Tensor::bools(shape, bytes.iter().map(|b| *b != 0).collect()),
+        dtype => Tensor::ints(dtype, shape, integers(dtype, bytes)?),
     })
 }
 
 /// A value as an array of the feature's type.
 fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, String> {
-    let dtype = feature.ty.dtype;
+    let bytes = Bytes::new(encode(cx, &feature.ty, tensor)?);
+    Array::new(feature.ty.dtype, tensor.shape.clone(), bytes).map_err(|e| e.to_string())
+}
+
+/// A value as little-endian elements of the type `ty`.
+pub(crate) fn encode(cx: &Context, ty: &TensorType, tensor: &Tensor) -> Result<Buffer, String> {
+    let dtype = ty.dtype;
     let element = dtype.bits().unwrap_or(8) / 8;
     let mut buffer = Buffer::zeroed(tensor.count() * element);
     match (&tensor.data, dtype) {
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float16) => {
+        (
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+            DataType::Float16,
+        ) => {
             let packed = tensor.to_packed(cx)?;
             let values = packed.packed_singles().ok_or("not packed")?;
             let out = rows::as_halves_mut(&mut buffer).ok_or("the buffer is not aligned")?;
             narrow(cx.isa, values, out);
         }
-        (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Float32) => {
+        (
+            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+            DataType::Float32,
+        ) => {
             let values = FloatBuf::owned(tensor.float_values(cx.isa)?);
             for (out, v) in buffer.chunks_exact_mut(4).zip(values.iter()) {
                 out.copy_from_slice(&v.to_le_bytes());
@@ -421,9 +583,9 @@ fn export(cx: &Context, feature: &Feature, tensor: &Tensor) -> Result<Array, Str
                 out.copy_from_slice(&v.to_le_bytes()[..element]);
             }
         }
-        _ => return Err(format!("declared {}, computed as {}", feature.ty, tensor.dtype)),
+        _ => return Err(format!("declared {ty}, computed as {}", tensor.dtype)),
     }
-    Array::new(dtype, tensor.shape.clone(), Bytes::new(buffer)).map_err(|e| e.to_string())
+    Ok(buffer)
 }
 
 /// Rounds to fp16 with all threads.

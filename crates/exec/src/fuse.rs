@@ -5,7 +5,7 @@
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-use kvbaton_mil::program::{Function, ValueId};
+use kvbaton_mil::program::ValueId;
 
 use crate::attention;
 use crate::graph::{Graph, Node, Work};
@@ -14,10 +14,10 @@ use crate::tensor::count;
 use crate::tile::{self, Line, RowProgram, Step};
 
 /// Fuses what can be fused, in place.
-pub(crate) fn fuse(graph: &mut Graph, function: &Function) {
+pub(crate) fn fuse(graph: &mut Graph) {
     let groups = Groups::find(graph);
-    rebuild(graph, function, &groups);
-    attention::fuse(graph, function);
+    rebuild(graph, &groups);
+    attention::fuse(graph);
 }
 
 struct Groups {
@@ -144,7 +144,7 @@ impl Groups {
 }
 
 /// Replaces groups by nodes and puts all nodes in an order that respects their operands.
-fn rebuild(graph: &mut Graph, function: &Function, groups: &Groups) {
+fn rebuild(graph: &mut Graph, groups: &Groups) {
     let readers = {
         let mut readers: HashMap<ValueId, HashSet<usize>> = HashMap::new();
         for (i, node) in graph.nodes.iter().enumerate() {
@@ -152,9 +152,9 @@ fn rebuild(graph: &mut Graph, function: &Function, groups: &Groups) {
                 readers.entry(id).or_default().insert(groups.of[i]);
             }
         }
-        for id in &function.block.outputs {
+        for id in graph.kept() {
             // No group has this number: somebody outside reads it.
-            readers.entry(*id).or_default().insert(usize::MAX);
+            readers.entry(id).or_default().insert(usize::MAX);
         }
         readers
     };

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use kvbaton_kernels::rows::Isa;
 use kvbaton_mil::Package;
 use kvbaton_mil::program::{Constant, Function, ValueId, ValueType};
 
+use crate::compressed::{Compressed, WeightCache};
 use crate::error::ExecError;
-use crate::ops::{self, Form, Keep, Op, Operand, Part};
+use crate::ops::{self, Form, Op, Operand, Part, states};
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
 
@@ -40,16 +42,16 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
     /// Shapes of values, where they are known at load.
     pub(crate) shapes: Vec<Option<Vec<usize>>>,
-    pub(crate) constants: HashMap<ValueId, Tensor>,
+    /// What the function returns, in its order.
+    pub(crate) outputs: Vec<Operand>,
+    /// Each state: the value it starts as, and what it is left as.
+    pub(crate) states: Vec<(ValueId, Operand)>,
 }
 
 impl Node {
     /// The values it reads.
     pub(crate) fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
-        self.operands.iter().filter_map(|o| match o {
-            Operand::Value(id) => Some(*id),
-            Operand::Fixed(_) => None,
-        })
+        self.operands.iter().filter_map(Operand::value)
     }
 
     /// Whether operand `index` may be a weight that is still compressed.
@@ -62,13 +64,13 @@ impl Node {
         &self,
         cx: &Context,
         function: &Function,
-        operands: &[Tensor],
+        operands: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, String> {
         match &self.work {
-            Work::Op(op) => op.eval(cx, operands),
+            Work::Op(op) => op.eval_owned(cx, operands),
             Work::Rows(program, which) => {
                 let results: Vec<_> =
-                    program.run(cx, operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
+                    program.run(cx, &operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
                 self.outputs
                     .iter()
                     .zip(which)
@@ -81,8 +83,33 @@ impl Node {
                     })
                     .collect()
             }
-            Work::Attention(attention) => attention.run(cx, operands),
+            Work::Attention(attention) => attention.run(cx, &operands),
         }
+    }
+}
+
+/// States as values: `read_state` names the version that is current, `write_state` makes another one current. So the
+/// operations are pure, and an update whose operand nobody else needs happens in place.
+struct Names {
+    /// What the results of `read_state` stand for.
+    aliases: HashMap<ValueId, Operand>,
+    /// The current version of each state.
+    versions: HashMap<ValueId, Operand>,
+}
+
+impl Names {
+    fn of(function: &Function) -> Names {
+        Names {
+            aliases: HashMap::new(),
+            versions: function.states.iter().map(|id| (*id, Operand::Value(*id))).collect(),
+        }
+    }
+
+    fn take(&mut self, named: states::Named) {
+        match named {
+            states::Named::Read { result, version } => self.aliases.insert(result, version),
+            states::Named::Written { state, version } => self.versions.insert(state, version),
+        };
     }
 }
 
@@ -97,11 +124,7 @@ impl Graph {
     /// # Errors
     ///
     /// When an operation is missing or used in a form that is not handled, or shapes contradict the program's.
-    pub(crate) fn build(
-        package: &Arc<Package>,
-        function: &Function,
-        keep: Keep<'_>,
-    ) -> Result<Graph, ExecError> {
+    pub(crate) fn build(package: &Arc<Package>, function: &Function) -> Result<Graph, ExecError> {
         let mut constants: HashMap<ValueId, &Constant> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind == "const") {
             if let (Some(val), Some(id)) =
@@ -116,25 +139,37 @@ impl Graph {
                 .values
                 .iter()
                 .map(|v| match &v.ty {
-                    ValueType::Tensor(ty) => ty.fixed_shape(),
+                    ValueType::Tensor(ty) | ValueType::State(ty) => ty.fixed_shape(),
                     _ => None,
                 })
                 .collect(),
-            constants: HashMap::new(),
+            outputs: Vec::new(),
+            states: Vec::new(),
         };
+        let mut names = Names::of(function);
         let mut decompressed: HashMap<ValueId, Part> = HashMap::new();
         for op in function.block.ops.iter().filter(|op| op.kind != "const") {
             let (name, kind, output) = place(function, op);
-            let (constants, decompressed_so_far) = (&constants, &decompressed);
             let mut form = Form {
                 package,
                 function,
                 op,
-                constants,
-                decompressed: decompressed_so_far,
+                constants: &constants,
+                decompressed: &decompressed,
+                aliases: &names.aliases,
                 operands: Vec::new(),
             };
-            if let Some(parts) = ops::decompress(&form, keep) {
+            if matches!(op.kind.as_str(), "read_state" | "write_state") {
+                let named = states::name(&mut form, &names.versions);
+                names.take(named.map_err(|reason| ExecError::Form {
+                    function: name,
+                    op: kind,
+                    output,
+                    reason,
+                })?);
+                continue;
+            }
+            if let Some(parts) = ops::decompress(&form) {
                 let parts =
                     parts.map_err(|reason| ExecError::Form { function: name, op: kind, output, reason })?;
                 decompressed.extend(parts);
@@ -154,15 +189,27 @@ impl Graph {
             let outputs = op.outputs.clone();
             graph.nodes.push(Node { kind, work, operands: form.operands, outputs, last_uses: Vec::new() });
         }
-        // A constant may be an output of the function.
-        for id in &function.block.outputs {
-            if let Some(tensor) = constants.get(id).and_then(|c| Tensor::constant(package, c)) {
-                graph.constants.insert(*id, tensor);
-            } else if let Some(Part::Weight(tensor)) = decompressed.get(id) {
-                graph.constants.insert(*id, tensor.clone());
-            }
-        }
+        graph.outputs = function
+            .block
+            .outputs
+            .iter()
+            .map(|id| {
+                let constant = || constants.get(id).and_then(|c| Tensor::constant(package, c));
+                let weight = || match decompressed.get(id) {
+                    Some(Part::Weight(tensor)) => Some(tensor.clone()),
+                    _ => None,
+                };
+                let fixed = weight().or_else(constant).map(Operand::Fixed);
+                fixed.or_else(|| names.aliases.get(id).cloned()).unwrap_or(Operand::Value(*id))
+            })
+            .collect();
+        graph.states = function.states.iter().map(|id| (*id, names.versions[id].clone())).collect();
         Ok(graph)
+    }
+
+    /// Values that the run itself needs: outputs and the last versions of states.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.outputs.iter().chain(self.states.iter().map(|(_, last)| last)).filter_map(Operand::value)
     }
 
     /// Shapes of a node's operands, if all are known.
@@ -198,8 +245,25 @@ impl Graph {
         Ok(())
     }
 
+    /// Decompresses every weight, to be kept, with the threads of the current rayon pool.
+    pub(crate) fn keep_weights(&mut self, isa: Isa, cache: &WeightCache) {
+        let mut kept: HashMap<*const Compressed, Data> = HashMap::new();
+        for weight in crate::footprint::compressed_weights(self) {
+            kept.insert(Arc::as_ptr(weight), weight.kept(isa, cache));
+        }
+        let operands = self.nodes.iter_mut().flat_map(|n| &mut n.operands).chain(&mut self.outputs);
+        for operand in operands {
+            if let Operand::Fixed(tensor) = operand
+                && let Data::Compressed(weight) = &tensor.data
+                && let Some(data) = kept.get(&Arc::as_ptr(weight))
+            {
+                tensor.data = data.clone();
+            }
+        }
+    }
+
     /// Notes after which node each value can be freed.
-    pub(crate) fn plan_frees(&mut self, function: &Function) {
+    pub(crate) fn plan_frees(&mut self) {
         let mut last: HashMap<ValueId, usize> = HashMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
             // A value that nobody reads goes right away.
@@ -207,8 +271,8 @@ impl Graph {
                 last.insert(id, i);
             }
         }
-        for id in &function.block.outputs {
-            last.remove(id);
+        for id in self.kept() {
+            last.remove(&id);
         }
         for node in &mut self.nodes {
             node.last_uses.clear();

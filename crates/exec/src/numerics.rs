@@ -1,9 +1,10 @@
 //! What a run rounds.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use kvbaton_kernels::rows::Isa;
-use kvbaton_mil::program::{DataType, Function, Op, ValueType};
+use kvbaton_mil::program::{Argument, DataType, Function, Op, ValueId, ValueType};
 
 /// What a run rounds to fp16. Arithmetic is `f32` in each case.
 ///
@@ -58,6 +59,19 @@ impl Numerics {
         }
         let constant = |op: &&Op| op.kind == "const" || op.kind.starts_with("constexpr_");
         for id in function.all_ops().iter().filter(|op| constant(op)).flat_map(|op| &op.outputs) {
+            stored[id.0 as usize] = true;
+        }
+        // What a state becomes is stored as the state is.
+        let mut states: HashSet<ValueId> = function.states.iter().copied().collect();
+        for op in function.all_ops() {
+            let updates = ["read_state", "coreml_update_state", "slice_update"].contains(&op.kind.as_str());
+            let of_state = |a: &Argument| matches!(a, Argument::Value(id) if states.contains(id));
+            let target = |name: &str| op.inputs.get(name).is_some_and(|a| a.iter().any(of_state));
+            if updates && ["x", "input", "state"].into_iter().any(target) {
+                states.extend(&op.outputs);
+            }
+        }
+        for id in states {
             stored[id.0 as usize] = true;
         }
         for (value, _) in wide.values.iter_mut().zip(stored).filter(|(_, stored)| !stored) {

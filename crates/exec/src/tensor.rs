@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use half::f16;
 use kvbaton_kernels::rows::{self, Isa, Source};
+use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::Package;
 use kvbaton_mil::program::{BlobRef, Constant, ConstantData, DataType};
 use rayon::prelude::*;
 
+use crate::attention::Shown;
 use crate::compressed::Compressed;
 use crate::memory::{FloatBuf, Pool};
 
@@ -26,6 +28,10 @@ pub(crate) enum Data {
     Half(Arc<Vec<f16>>),
     /// A weight that is decompressed when it is used.
     Compressed(Arc<Compressed>),
+    /// fp16 or fp32 values of an input, where the caller keeps them.
+    Given(Given),
+    /// fp16 values of a state.
+    State(Arc<Buffer>),
     /// Integers of up to 32 bits (unsigned 32-bit values wrap).
     Int(Arc<Vec<i32>>),
     /// Truth values.
@@ -38,6 +44,24 @@ pub(crate) struct Weights {
     package: Arc<Package>,
     blob: BlobRef,
     half: bool,
+}
+
+/// Float values of an input.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    bytes: Bytes,
+    half: bool,
+}
+
+impl Given {
+    fn source(&self) -> Source<'_> {
+        let aligned = "alignment checked in Tensor::given";
+        if self.half {
+            Source::Halves(rows::as_halves(&self.bytes).expect(aligned))
+        } else {
+            Source::Singles(rows::as_singles(&self.bytes).expect(aligned))
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +80,8 @@ pub(crate) struct Tensor {
 pub(crate) struct Context {
     pub(crate) isa: Isa,
     pub(crate) pool: Arc<Pool>,
+    /// Of this run.
+    pub(crate) shown: Arc<Shown>,
 }
 
 pub(crate) fn count(shape: &[usize]) -> usize {
@@ -132,8 +158,26 @@ impl Tensor {
         Some(Tensor::new(dtype, shape, data))
     }
 
+    /// An fp16 or fp32 array where it is; `None` when its memory is not aligned for its elements, or it is of
+    /// another type.
+    pub(crate) fn given(dtype: DataType, shape: Vec<usize>, bytes: Bytes) -> Option<Tensor> {
+        let half = match dtype {
+            DataType::Float16 => rows::as_halves(&bytes).map(|_| true)?,
+            DataType::Float32 => rows::as_singles(&bytes).map(|_| false)?,
+            _ => return None,
+        };
+        Some(Tensor::new(dtype, shape, Data::Given(Given { bytes, half })))
+    }
+
     pub(crate) fn count(&self) -> usize {
         count(&self.shape)
+    }
+
+    /// Whether `other` shows the same elements of the same computed values.
+    pub(crate) fn is_same(&self, other: &Tensor) -> bool {
+        let (Data::Float(a), Data::Float(b)) = (&self.data, &other.data) else { return false };
+        let form = |t: &Tensor| (t.offset, t.shape.clone(), t.strides.clone());
+        Arc::ptr_eq(a, b) && form(self) == form(other)
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -149,6 +193,10 @@ impl Tensor {
         match &self.data {
             Data::Float(values) => Ok(Source::Singles(values)),
             Data::Half(values) => Ok(Source::Halves(values)),
+            Data::Given(given) => Ok(given.source()),
+            Data::State(bytes) => {
+                Ok(Source::Halves(rows::as_halves(bytes).expect("a buffer starts on a page")))
+            }
             Data::Weights(w) => {
                 let bytes = w.package.blob_bytes(w.blob);
                 let aligned = "alignment checked in Tensor::constant";
@@ -209,12 +257,53 @@ impl Tensor {
                 Ok(Tensor::ints(self.dtype, self.shape.clone(), values))
             }
             Data::Bool(v) => Ok(Tensor::bools(self.shape.clone(), self.indices().map(|i| v[i]).collect())),
-            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Compressed(_) => {
+            Data::Float(_)
+            | Data::Weights(_)
+            | Data::Half(_)
+            | Data::Compressed(_)
+            | Data::Given(_)
+            | Data::State(_) => {
                 let mut values = cx.pool.take(self.count());
                 self.copy_to(cx.isa, &mut values)?;
                 Ok(Tensor::floats(self.dtype, self.shape.clone(), values))
             }
         }
+    }
+
+    /// The same values in memory that no other tensor sees and where each has its own place: this tensor's, if it
+    /// has no other owner, or a copy.
+    pub(crate) fn into_exclusive(mut self, cx: &Context) -> Result<Tensor, String> {
+        let alone = match &mut self.data {
+            Data::Float(values) => Arc::get_mut(values).is_some(),
+            Data::State(bytes) => Arc::get_mut(bytes).is_some(),
+            Data::Int(values) => Arc::get_mut(values).is_some(),
+            Data::Bool(values) => Arc::get_mut(values).is_some(),
+            Data::Weights(_) | Data::Half(_) | Data::Compressed(_) | Data::Given(_) => false,
+        };
+        let repeats = self.shape.iter().zip(&self.strides).any(|(d, s)| *d > 1 && *s == 0);
+        if alone && !repeats {
+            return Ok(self);
+        }
+        Ok(match &self.data {
+            Data::Int(_) => Tensor::ints(self.dtype, self.shape.clone(), self.int_values()?),
+            Data::Bool(_) => Tensor::bools(self.shape.clone(), self.bool_values()?),
+            Data::Float(_)
+            | Data::Weights(_)
+            | Data::Half(_)
+            | Data::Compressed(_)
+            | Data::Given(_)
+            | Data::State(_) => {
+                let mut values = cx.pool.take(self.count());
+                self.copy_to(cx.isa, &mut values)?;
+                Tensor::floats(self.dtype, self.shape.clone(), values)
+            }
+        })
+    }
+
+    /// As [`Tensor::into_exclusive`], and its elements one after the other.
+    pub(crate) fn into_exclusive_packed(self, cx: &Context) -> Result<Tensor, String> {
+        let packed = if self.is_packed() { self } else { self.to_packed(cx)? };
+        packed.into_exclusive(cx)
     }
 
     /// Stored positions of the view's elements, in order.

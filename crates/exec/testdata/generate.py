@@ -5,7 +5,8 @@ Run by hand:  python generate.py   (coremltools 9.0, numpy)
 `ops.mlpackage` holds one operation a case, each with its own inputs and output; `ops.json` the inputs and the expected
 values, from coremltools' `value_inference` (Apple's numpy definition of the operation) where there is one, else from a
 numpy expression given with the case. `attention.mlpackage` holds a small transformer layer for each way in which
-exporters write attention; its results are compared between runs, not with numbers. `missing.mlpackage` uses an
+exporters write attention; its results are compared between runs, not with numbers. `stateful.mlpackage` is two layers
+that keep keys and values in states, run over three chunks, and `stateful.json` what numpy says. `missing.mlpackage` uses an
 operation that the executor does not have, `form.mlpackage` a form that it does not handle.
 """
 
@@ -414,16 +415,105 @@ def attention():
     save(program, "attention")
 
 
+LAYERS, CAPACITY, CHUNK = 2, 12, 2
+
+
+def stateful():
+    """Two layers whose keys and values live in states that are updated in place, and a window that is shifted."""
+    global RNG
+    RNG = np.random.default_rng(13)
+    weights = [
+        {n: f16(G * D, E, scale=E**-0.5) for n in "qkv"} | {"o": f16(E, G * D, scale=0.2)}
+        for _ in range(LAYERS)
+    ]
+    cache = (LAYERS, G, CAPACITY, D)
+
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((CHUNK, E), dtype=types.fp16),
+            mb.TensorSpec((1,), dtype=types.int32),
+            mb.TensorSpec((1, CAPACITY), dtype=types.fp16),
+            mb.StateTensorSpec(cache, dtype=types.fp16),
+            mb.StateTensorSpec(cache, dtype=types.fp16),
+            mb.StateTensorSpec((4, E), dtype=types.fp16),
+        ],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x, position, mask, keys, values, window):
+        end = mb.add(x=position, y=np.int32(CHUNK))
+        k_all, v_all, recent = (
+            mb.read_state(input=keys),
+            mb.read_state(input=values),
+            mb.read_state(input=window),
+        )
+        for layer, w in enumerate(weights):
+
+            def heads(name):
+                return mb.transpose(
+                    x=mb.reshape(x=mb.linear(x=x, weight=w[name]), shape=[1, CHUNK, G, D]), perm=[0, 2, 1, 3]
+                )
+
+            def put(state, whole, new):
+                begin = mb.concat(
+                    values=[np.array([layer, 0], np.int32), position, np.array([0], np.int32)], axis=0
+                )
+                stop = mb.concat(
+                    values=[np.array([layer + 1, G], np.int32), end, np.array([D], np.int32)], axis=0
+                )
+                whole = mb.slice_update(x=whole, update=new, begin=begin, end=stop)
+                whole = mb.coreml_update_state(state=state, value=whole)
+                part = mb.slice_by_index(x=whole, begin=[layer, 0, 0, 0], end=[layer + 1, G, CAPACITY, D])
+                return whole, part
+
+            k_all, k = put(keys, k_all, heads("k"))
+            v_all, v = put(values, v_all, heads("v"))
+            s = mb.mul(x=mb.matmul(x=heads("q"), y=k, transpose_y=True), y=np.float16(D**-0.5))
+            a = mb.matmul(x=mb.softmax(x=mb.add(x=s, y=mask), axis=-1), y=v)
+            a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[CHUNK, G * D])
+            x = mb.add(x=x, y=mb.linear(x=a, weight=w["o"]))
+        rest = mb.slice_by_index(x=recent, begin=[CHUNK, 0], end=[4, E])
+        recent = mb.coreml_update_state(state=window, value=mb.concat(values=[rest, x], axis=0))
+        return mb.identity(x=x, name="y"), mb.reduce_sum(x=recent, axes=[0], keep_dims=False, name="recent")
+
+    save(program, "stateful")
+    k_all, v_all, recent = np.zeros(cache), np.zeros(cache), np.zeros((4, E))
+    runs = []
+    for step in range(3):
+        first = step * CHUNK
+        x = f16(CHUNK, E)
+        mask = np.where(np.arange(CAPACITY) < first + CHUNK, 0, -np.inf).astype(np.float16)[None]
+        run = {"x": x, "position": i32(first), "mask": mask.clip(-40000, 0)}
+        y = x.astype(np.float64)
+        for layer, w in enumerate(weights):
+            q, k, v = (dot(y, w[n].T).reshape(CHUNK, G, D).swapaxes(0, 1) for n in "qkv")
+            k_all[layer, :, first : first + CHUNK], v_all[layer, :, first : first + CHUNK] = k, v
+            e = np.exp(q @ k_all[layer].swapaxes(-1, -2) * D**-0.5 + mask)
+            a = (e / e.sum(-1, keepdims=True)) @ v_all[layer]
+            y = y + dot(a.swapaxes(0, 1).reshape(CHUNK, G * D), w["o"].T)
+        recent = np.concatenate([recent[CHUNK:], y])
+        flat = lambda v: {
+            "dtype": str(v.dtype),
+            "shape": v.shape,
+            "values": np.asarray(v, np.float32).ravel().tolist(),
+        }
+        runs.append(
+            {"inputs": {n: flat(v) | ({"values": v.ravel().tolist()}) for n, v in run.items()}}
+            | {"outputs": {"y": flat(y), "recent": flat(recent.sum(0))}}
+            | {"states": {"keys": flat(k_all), "values": flat(v_all), "window": flat(recent)}}
+        )
+    (HERE / "stateful.json").write_text(json.dumps(runs) + "\n")
+
+
 def refused():
     @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.fp16)], opset_version=ct.target.iOS18)
     def missing(x):
-        return mb.sinh(x=mb.exp(x=x), name="hyperbolic")
+        return mb.sliding_windows(x=mb.exp(x=x), axis=1, size=2, name="windows")
 
     save(missing, "missing")
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3, 4), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.int32)], opset_version=ct.target.iOS18)
     def form(x):
-        return mb.layer_norm(x=x, axes=[1], epsilon=np.float16(1e-3), name="middle")
+        return mb.exp2(x=x, name="power")
 
     save(form, "form")
 
@@ -431,4 +521,5 @@ def refused():
 if __name__ == "__main__":
     ops()
     attention()
+    stateful()
     refused()

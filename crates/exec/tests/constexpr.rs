@@ -81,16 +81,16 @@ fn streamed_weights_give_the_same_bits() {
     }
 }
 
-// #[test]
-// fn functions_loaded_with_the_same_options_share_decompressed_weights() {
-//     let options = Options::with_threads(1);
-//     let first = load("constexpr18.mlpackage", &options);
-//     let second = load("constexpr18.mlpackage", &options);
-//     assert!(first.resident_bytes() > 0);
-//     assert_eq!(first.resident_bytes(), second.resident_bytes());
-//     let streamed = load("constexpr18.mlpackage", &options.with_weights(WeightStorage::Streamed));
-//     assert_eq!(streamed.resident_bytes(), 0);
-// }
+#[test]
+fn functions_loaded_with_the_same_options_share_decompressed_weights() {
+    let options = Options::with_threads(1);
+    let first = load("products.mlpackage", &options);
+    assert_eq!(options.cache.kept(), 2);
+    let second = load("products.mlpackage", &options);
+    assert_eq!(options.cache.kept(), 2);
+    drop((first, second));
+    assert_eq!(options.cache.kept(), 0);
+}
 
 #[test]
 fn a_part_of_a_compressed_weight_is_no_weight() {

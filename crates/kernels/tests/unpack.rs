@@ -78,7 +78,7 @@ proptest! {
             let mut got = vec![f32::NAN; codes.len()];
             lookup(isa, bits, &codes, &palettes, block, skip, &mut got);
             for (i, (c, y)) in codes.iter().zip(&got).enumerate() {
-                prop_assert_eq!(*y, palettes[((skip + i) / block << bits) + usize::from(*c)]);
+                prop_assert_eq!(*y, palettes[(((skip + i) / block) << bits) + usize::from(*c)]);
             }
         }
     }

@@ -18,8 +18,8 @@ const MASK: f32 = 10_000.0;
 /// is what is wanted. Rows of padding are left out of results that have a dimension as long as the function.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Activations {
-    /// The function that ran.
-    pub function: String,
+    /// The functions that ran, in order.
+    pub functions: Vec<String>,
     /// Tokens of the prompt.
     pub tokens: usize,
     /// `f32`, `f16-storage` or `f16-accumulate`.
@@ -83,27 +83,12 @@ struct Place {
     masked: bool,
 }
 
-/// Collects [`Activations`] from observed results.
-pub(crate) struct Collector<'a> {
-    places: HashMap<&'a str, Place>,
-    /// Rows of the function, and those of the prompt among them.
-    rows: usize,
-    live: Range<usize>,
-    found: Activations,
-}
-
-impl<'a> Collector<'a> {
-    pub(crate) fn new(
-        package: &Package,
-        function: &'a Function,
-        inputs: &Inputs,
-        numerics: &'static str,
-        rows: usize,
-        live: Range<usize>,
-    ) -> Collector<'a> {
-        let found = Activations {
-            function: function.name.clone(),
-            tokens: live.len(),
+impl Activations {
+    /// Of nothing yet.
+    pub(crate) fn none(numerics: &'static str) -> Activations {
+        Activations {
+            functions: Vec::new(),
+            tokens: 0,
             numerics,
             results: 0,
             masked_results: 0,
@@ -113,17 +98,74 @@ impl<'a> Collector<'a> {
             beyond_half: 0,
             first_overflow: None,
             layers: Vec::new(),
-        };
-        Collector { places: places(package, function, inputs), rows, live, found }
+        }
+    }
+
+    /// Takes an activation into account.
+    fn note(&mut self, seen: Activation) {
+        let beats = |old: &Activation| seen.value.abs() > old.value.abs();
+        if seen.layer.is_some() {
+            match self.layers.iter_mut().find(|a| a.layer == seen.layer) {
+                Some(old) if beats(old) => *old = seen.clone(),
+                Some(_) => {}
+                None => self.layers.push(seen.clone()),
+            }
+        }
+        if self.largest.as_ref().is_none_or(beats) {
+            self.largest = Some(seen);
+        }
+    }
+
+    /// Adds what a later step reached.
+    pub(crate) fn merge(&mut self, later: Activations) {
+        self.functions.extend(later.functions);
+        self.tokens += later.tokens;
+        self.results += later.results;
+        self.masked_results += later.masked_results;
+        self.infinite += later.infinite;
+        self.nan += later.nan;
+        self.beyond_half += later.beyond_half;
+        self.first_overflow = self.first_overflow.take().or(later.first_overflow);
+        later.layers.into_iter().chain(later.largest).for_each(|a| self.note(a));
+        self.layers.sort_by_key(|a| a.layer);
+    }
+}
+
+/// Rows of a function, and those of the prompt among them.
+pub(crate) struct Rows {
+    pub(crate) all: usize,
+    pub(crate) live: Range<usize>,
+    /// The position of the first live one.
+    pub(crate) first: usize,
+}
+
+/// Collects [`Activations`] from observed results.
+pub(crate) struct Collector<'a> {
+    places: HashMap<&'a str, Place>,
+    rows: Rows,
+    found: Activations,
+}
+
+impl<'a> Collector<'a> {
+    pub(crate) fn new(
+        package: &Package,
+        function: &'a Function,
+        inputs: &Inputs,
+        numerics: &'static str,
+        rows: Rows,
+    ) -> Collector<'a> {
+        let functions = vec![function.name.clone()];
+        let found = Activations { functions, tokens: rows.live.len(), ..Activations::none(numerics) };
+        Collector { places: places(package, function, inputs), rows, found }
     }
 
     pub(crate) fn see(&mut self, observed: &Observed<'_>) {
         let place = self.places.get(observed.output()).copied().unwrap_or_default();
         let shape = observed.shape();
-        let row_axis = shape.iter().position(|d| *d == self.rows && self.rows > 1);
+        let row_axis = shape.iter().position(|d| *d == self.rows.all && *d > 1);
         let mut ranges: Vec<Range<usize>> = shape.iter().map(|d| 0..*d).collect();
         if let Some(axis) = row_axis {
-            ranges[axis] = self.live.clone();
+            ranges[axis] = self.rows.live.clone();
         }
         if place.masked {
             self.found.masked_results += 1;
@@ -138,20 +180,10 @@ impl<'a> Collector<'a> {
             op: observed.op().to_owned(),
             output: observed.output().to_owned(),
             layer: place.layer,
-            position: row_axis.map(|axis| statistics.index[axis] - self.live.start),
+            position: row_axis.map(|axis| self.rows.first + statistics.index[axis] - self.rows.live.start),
             index: statistics.index,
         };
-        let beats = |old: &Activation| value.abs() > old.value.abs();
-        if let Some(layer) = place.layer {
-            match self.found.layers.iter_mut().find(|a| a.layer == Some(layer)) {
-                Some(old) if beats(old) => *old = seen.clone(),
-                Some(_) => {}
-                None => self.found.layers.push(seen.clone()),
-            }
-        }
-        if self.found.largest.as_ref().is_none_or(beats) {
-            self.found.largest = Some(seen);
-        }
+        self.found.note(seen);
     }
 
     fn count(&mut self, observed: &Observed<'_>, place: Place, statistics: &Statistics) {
@@ -171,8 +203,7 @@ impl<'a> Collector<'a> {
         }
     }
 
-    pub(crate) fn finish(mut self) -> Activations {
-        self.found.layers.sort_by_key(|a| a.layer);
+    pub(crate) fn finish(self) -> Activations {
         self.found
     }
 }

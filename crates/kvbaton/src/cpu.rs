@@ -1,29 +1,37 @@
 //! Prefill on the CPU: the package's program, run by `kvbaton-exec`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvbaton_exec::{Array, Executable, Options};
-use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, Placement, TensorInfo};
-use kvbaton_mil::program::{DataType, Function, ValueType};
-use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, Package};
+use kvbaton_exec::{Array, Executable, Options, State};
+use kvbaton_layout::{Layout, LiveRows, ModelSpec, Placement, TensorInfo};
+use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, PAST_KEY, Package};
 
-use crate::activations::{Activations, Collector};
+use crate::activations::{Activations, Collector, Rows};
+use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
+use crate::functions::{PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
-use crate::prefill::choose_function;
+use crate::prefill::ChunkSink;
 use crate::report::PrefillReport;
-use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled, Tensor};
+use crate::tensors::{dtype, tensor};
+use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled};
 
 /// A package on the CPU executor.
 pub struct CpuPrefill {
     package: Arc<Package>,
     model: ModelSpec,
     layout: Layout,
-    functions: Vec<FunctionInfo>,
+    functions: PrefillFunctions,
+    /// The layout of the cache so far, where functions take one.
+    past: Option<Layout>,
+    chunk_times: Vec<ChunkTime>,
     loaded: BTreeMap<String, Executable>,
     options: Options,
+    /// What the steps of a run reach, while somebody asks for it.
+    watched: Option<Activations>,
 }
 
 impl CpuPrefill {
@@ -45,25 +53,11 @@ impl CpuPrefill {
     pub fn open_stated(path: &Path, threads: usize, stated: Stated) -> Result<CpuPrefill, Error> {
         let package = Arc::new(Package::open(path)?);
         let (layout, model) = agree(&package, stated)?;
-        let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
-        let mut functions = Vec::new();
-        for function in package.program().functions.values() {
-            if let Some(tokens) = function_length(function, tokens_input) {
-                functions.push(FunctionInfo { name: function.name.clone(), tokens });
-            }
-        }
-        functions.sort_by_key(|f| f.tokens);
-        if functions.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Package,
-                format!(
-                    "no function of `{}` has an input `{tokens_input}` of shape (1, length)",
-                    path.display()
-                ),
-            ));
-        }
-        let options = Options::with_threads(threads);
-        Ok(CpuPrefill { package, model, layout, functions, loaded: BTreeMap::new(), options })
+        let functions = prefill_functions(&package, input_name(layout.inputs.tokens.as_deref(), "tokens")?)?;
+        let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
+        let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
+        let (options, watched) = (Options::with_threads(threads), None);
+        Ok(CpuPrefill { package, model, layout, functions, past, chunk_times, loaded, options, watched })
     }
 
     /// With other options; functions that are loaded already are loaded again.
@@ -79,40 +73,139 @@ impl CpuPrefill {
         &self.package
     }
 
-    /// The most bytes that activations of the function for `tokens` tokens take, weights not counted.
+    /// The most bytes that activations of the functions for `tokens` tokens take, weights not counted.
     ///
     /// # Errors
     ///
     /// As [`Prefill::prepare`].
     pub fn peak_bytes(&mut self, tokens: usize) -> Result<u64, Error> {
-        let name = choose_function(&self.functions, tokens)?.name.clone();
-        Ok(self.load(&name)?.peak_bytes())
-    }
-
-    /// The function for a prompt whose tokens are all in the vocabulary.
-    fn function_for(&self, tokens: &[u32]) -> Result<FunctionInfo, Error> {
-        let function = choose_function(&self.functions, tokens.len())?.clone();
-        let vocab = self.model.vocab_size;
-        if let Some((at, &id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!("token {id} at position {at} is not in the vocabulary of {vocab}"),
-            )
-            .field("token", id)
-            .field("position", at)
-            .field("vocab_size", vocab));
+        let mut most = 0;
+        for step in steps(&self.functions, tokens)? {
+            most = most.max(self.load(&step.function)?.peak_bytes());
         }
-        Ok(function)
+        Ok(most)
     }
 
-    /// Rows of padding before the prompt's, where the layout has them there.
-    fn pad(&self, rows: usize, tokens: usize) -> Option<usize> {
-        (self.layout.placement == Placement::LeftPadded).then(|| rows - tokens)
+    /// Bytes that the functions loaded so far take together, as computed when they were loaded; `None` when one of
+    /// them could not say. Weights that functions share count once.
+    pub fn computed_bytes(&self) -> Option<u64> {
+        let (mut shared, mut own) = (0, 0);
+        for executable in self.loaded.values() {
+            let footprint = executable.footprint()?;
+            shared = shared.max(footprint.mapped_bytes + footprint.weight_bytes);
+            own += footprint.activation_bytes + footprint.output_bytes + footprint.state_bytes;
+        }
+        Some(shared + own)
+    }
+
+    /// The most tokens that it takes: those of its longest function, or rows of its largest context.
+    pub fn longest_prompt(&self) -> usize {
+        let whole = self.functions.whole.last().map_or(0, |f| f.tokens);
+        self.functions.chunks.last().map_or(whole, |f| f.context.max(whole))
+    }
+
+    /// What each chunk of the last prefill cost; nothing if it took one function.
+    pub fn chunk_times(&self) -> &[ChunkTime] {
+        &self.chunk_times
+    }
+
+    /// Prefills in one or several steps, and tells `sink` of each one's rows.
+    fn run(&mut self, tokens: &[u32], sink: Option<&mut ChunkSink<'_>>) -> Result<Prefilled, Error> {
+        let steps = steps(&self.functions, tokens.len())?;
+        check_vocabulary(tokens, self.model.vocab_size)?;
+        self.chunk_times.clear();
+        let one = steps.iter().all(|s| s.context.is_none());
+        let Some(past) = self.past.clone().filter(|_| !one) else {
+            let done = self.whole(tokens, &steps[0])?;
+            if let Some(sink) = sink {
+                sink(&done.cache, 0..i64::try_from(tokens.len()).unwrap_or(i64::MAX))?;
+            }
+            return Ok(done);
+        };
+        let (rows, model, threads) = (self.layout.clone(), self.model.clone(), self.options.threads);
+        let chain = Chain { rows: &rows, past: &past, model: &model, threads };
+        let done = chain.run(self, &steps, tokens, sink.unwrap_or(&mut |_, _| Ok(())))?;
+        self.chunk_times = done.times;
+        let report = PrefillReport {
+            engine: self.engine().to_owned(),
+            function: steps.last().map_or_else(String::new, |s| s.function.clone()),
+            tokens: tokens.len(),
+            seconds: done.seconds,
+            tokens_per_second: tokens.len() as f64 / done.seconds,
+        };
+        Ok(Prefilled { cache: done.cache, logits: done.logits, report })
+    }
+
+    /// Prefills with one function.
+    fn whole(&mut self, tokens: &[u32], step: &Step) -> Result<Prefilled, Error> {
+        let layout = self.layout.clone();
+        let executable = self.load(&step.function)?;
+        let wanted: Vec<Wanted<'_>> =
+            executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
+        let inputs = inputs::build(&layout, &wanted, tokens, step.length)?;
+        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
+        let start = Instant::now();
+        let mut state = executable.new_state()?;
+        let pad = (layout.placement == Placement::LeftPadded).then(|| step.length - tokens.len());
+        let live = pad.unwrap_or(0)..pad.unwrap_or(0) + tokens.len();
+        let mut outputs = self.execute(step, &inputs, live, &mut state)?;
+        let seconds = start.elapsed().as_secs_f64();
+        // A stateful program leaves its cache there.
+        for feature in self.loaded[&step.function].states() {
+            outputs.push((feature.name.clone(), state.array(&feature.name)?));
+        }
+
+        let logits_name = self.layout.outputs.logits.clone();
+        let mut tensors = Vec::new();
+        let mut logits = None;
+        for (name, array) in outputs {
+            if Some(&name) == logits_name.as_ref() {
+                logits = array.to_f32().map(|values| Logits { values });
+            } else if let Some(tensor) = tensor(name, &array) {
+                tensors.push(tensor);
+            }
+        }
+        let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
+        let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
+            .with_model(Some(self.model.clone()))
+            .with_tokens(tokens.to_vec());
+        let report = PrefillReport {
+            engine: self.engine().to_owned(),
+            function: step.function.clone(),
+            tokens: tokens.len(),
+            seconds,
+            tokens_per_second: tokens.len() as f64 / seconds,
+        };
+        Ok(Prefilled { cache, logits, report })
+    }
+
+    /// Runs a loaded function; shows every result to the one who asked what a prompt reaches.
+    fn execute(
+        &mut self,
+        step: &Step,
+        inputs: &[(&str, Array)],
+        live: Range<usize>,
+        state: &mut State,
+    ) -> Result<Vec<(String, Array)>, Error> {
+        let executable = &self.loaded[&step.function];
+        let Some(watched) = &mut self.watched else { return Ok(executable.run_with(inputs, state)?) };
+        let program = self.package.function(Some(&step.function))?;
+        let numerics = self.options.numerics.name();
+        let rows = Rows { all: step.length, live, first: step.first };
+        let mut collector = Collector::new(&self.package, program, &self.layout.inputs, numerics, rows);
+        let outputs = executable.run_observed(inputs, state, &mut |observed| collector.see(&observed))?;
+        watched.merge(collector.finish());
+        Ok(outputs)
     }
 
     fn load(&mut self, function: &str) -> Result<&Executable, Error> {
         if !self.loaded.contains_key(function) {
-            let executable = Executable::load(self.package.clone(), function, &self.options)?;
+            // Other functions keep their buffers; weights are shared.
+            let held: u64 =
+                self.loaded.values().filter_map(Executable::footprint).map(|f| f.activation_bytes).sum();
+            let limit = self.options.max_memory.map(|limit| limit.saturating_sub(held));
+            let options = self.options.clone().with_max_memory(limit);
+            let executable = Executable::load(self.package.clone(), function, &options)?;
             self.loaded.insert(function.to_owned(), executable);
         }
         Ok(&self.loaded[function])
@@ -183,28 +276,54 @@ fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a str, Error> {
     })
 }
 
-/// S, when the function has a token input of shape (1, S).
-fn function_length(function: &Function, tokens_input: &str) -> Option<usize> {
-    let input = function.inputs.iter().map(|&id| function.value(id)).find(|v| v.name == tokens_input)?;
-    match &input.ty {
-        ValueType::Tensor(ty) => match ty.fixed_shape()?.as_slice() {
-            [1, length] => Some(*length),
-            _ => None,
-        },
-        _ => None,
+/// Refuses ids that the model has no embedding for.
+pub(crate) fn check_vocabulary(tokens: &[u32], vocab: usize) -> Result<(), Error> {
+    match tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+        None => Ok(()),
+        Some((at, &id)) => Err(Error::new(
+            ErrorKind::Usage,
+            format!("token {id} at position {at} is not in the vocabulary of {vocab}"),
+        )
+        .field("token", id)
+        .field("position", at)
+        .field("vocab_size", vocab)),
     }
 }
 
-/// Values of every input of a function that takes `rows` tokens.
-fn prompt_inputs(
-    executable: &Executable,
-    layout: &Layout,
-    tokens: &[u32],
-    rows: usize,
-) -> Result<Vec<(String, Array)>, Error> {
-    let wanted: Vec<Wanted<'_>> =
-        executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
-    inputs::build(layout, &wanted, tokens, rows)
+/// The inputs of a loaded function that hold the cache so far.
+pub(crate) fn past_inputs(executable: &Executable, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
+    let inputs = executable.inputs().iter().filter(|f| names.contains(&f.name));
+    inputs
+        .map(|f| match (dtype(f.ty.dtype), f.ty.fixed_shape()) {
+            (Some(dtype), Some(shape)) => Ok(TensorInfo::contiguous(f.name.clone(), dtype, &shape)),
+            _ => Err(Error::new(
+                ErrorKind::Layout,
+                format!("the program's input `{}` is {}: it cannot hold a cache", f.name, f.ty),
+            )),
+        })
+        .collect()
+}
+
+impl RunStep for CpuPrefill {
+    fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
+        past_inputs(self.load(function)?, names)
+    }
+
+    fn run_step(
+        &mut self,
+        step: &Step,
+        tokens: &[u32],
+        past: &[(String, Array)],
+    ) -> Result<Vec<(String, Array)>, Error> {
+        let layout = self.layout.clone();
+        let executable = self.load(&step.function)?;
+        let wanted: Vec<Wanted<'_>> =
+            executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
+        let inputs = inputs::build_after(&layout, &wanted, tokens, step.length, step.first, past)?;
+        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
+        let mut state = executable.new_state()?;
+        self.execute(step, &inputs, 0..tokens.len(), &mut state)
+    }
 }
 
 impl Prefill for CpuPrefill {
@@ -213,7 +332,7 @@ impl Prefill for CpuPrefill {
     }
 
     fn functions(&self) -> &[FunctionInfo] {
-        &self.functions
+        &self.functions.whole
     }
 
     fn model(&self) -> Option<&ModelSpec> {
@@ -225,70 +344,24 @@ impl Prefill for CpuPrefill {
     }
 
     fn prepare(&mut self, tokens: usize) -> Result<(), Error> {
-        let name = choose_function(&self.functions, tokens)?.name.clone();
-        self.load(&name).map(|_| ())
+        for step in steps(&self.functions, tokens)? {
+            self.load(&step.function)?;
+        }
+        Ok(())
     }
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
-        let function = self.function_for(tokens)?;
-        let layout = self.layout.clone();
-        let executable = self.load(&function.name)?;
-        let inputs = prompt_inputs(executable, &layout, tokens, function.tokens)?;
-        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
-        let start = Instant::now();
-        let outputs = executable.run(&inputs)?;
-        let seconds = start.elapsed().as_secs_f64();
+        self.run(tokens, None)
+    }
 
-        let logits_name = self.layout.outputs.logits.clone();
-        let mut tensors = Vec::new();
-        let mut logits = None;
-        for (name, array) in outputs {
-            if Some(&name) == logits_name.as_ref() {
-                logits = array.to_f32().map(|values| Logits { values });
-            } else if let Some(tensor) = tensor(name, &array) {
-                tensors.push(tensor);
-            }
-        }
-        let pad = self.pad(function.tokens, tokens.len());
-        let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
-        let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
-            .with_model(Some(self.model.clone()))
-            .with_tokens(tokens.to_vec());
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function: function.name,
-            tokens: tokens.len(),
-            seconds,
-            tokens_per_second: tokens.len() as f64 / seconds,
-        };
-        Ok(Prefilled { cache, logits, report })
+    fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
+        self.run(tokens, Some(sink))
     }
 
     fn activations(&mut self, tokens: &[u32]) -> Result<Activations, Error> {
-        let function = self.function_for(tokens)?;
-        let options = self.options.clone().fused(false);
-        let executable = Executable::load(self.package.clone(), &function.name, &options)?;
-        let inputs = prompt_inputs(&executable, &self.layout, tokens, function.tokens)?;
-        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
-        let pad = self.pad(function.tokens, tokens.len()).unwrap_or(0);
-        let program = self.package.function(Some(&function.name))?;
-        let numerics = options.numerics.name();
-        let live = pad..pad + tokens.len();
-        let names = &self.layout.inputs;
-        let mut collector = Collector::new(&self.package, program, names, numerics, function.tokens, live);
-        executable.run_observed(&inputs, &mut |observed| collector.see(&observed))?;
-        Ok(collector.finish())
+        self.watched = Some(Activations::none(self.options.numerics.name()));
+        let ran = self.run(tokens, None);
+        let watched = self.watched.take();
+        ran.map(|_| watched.unwrap_or_else(|| Activations::none(self.options.numerics.name())))
     }
-}
-
-/// An output as a cache tensor, if its type is one that caches have.
-fn tensor(name: String, array: &Array) -> Option<Tensor> {
-    let dtype = match array.dtype() {
-        DataType::Float16 => DType::Float16,
-        DataType::BFloat16 => DType::BFloat16,
-        DataType::Float32 => DType::Float32,
-        DataType::Int8 => DType::Int8,
-        _ => return None,
-    };
-    Some(Tensor { info: TensorInfo::contiguous(name, dtype, array.shape()), bytes: array.bytes().clone() })
 }

@@ -52,8 +52,38 @@ pub fn weights_digest(folder: &Path) -> Result<String, Error> {
     Ok(format!("blake3:{}", hasher.finalize().to_hex()))
 }
 
+/// BLAKE3 over (path, bytes) of every file of a folder, sorted by path: which package exactly it was. Written as
+/// [`weights_digest`] is.
+///
+/// # Errors
+///
+/// When a file cannot be read.
+pub fn files_digest(folder: &Path) -> Result<String, Error> {
+    let unreadable =
+        |path: &Path, e| Error::new(ErrorKind::Package, format!("cannot read `{}`: {e}", path.display()));
+    let (mut open, mut files) = (vec![folder.to_owned()], Vec::new());
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(&next).map_err(|e| unreadable(&next, e))? {
+            let path = entry.map_err(|e| unreadable(&next, e))?.path();
+            if path.is_dir() { open.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    let mut hasher = blake3::Hasher::new();
+    for path in files {
+        let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
+        let mut file = std::fs::File::open(&path).map_err(|e| unreadable(&path, e))?;
+        let length = file.metadata().map_err(|e| unreadable(&path, e))?.len();
+        for field in [(name.len() as u64).to_le_bytes().as_slice(), name.as_bytes(), &length.to_le_bytes()] {
+            hasher.update(field);
+        }
+        std::io::copy(&mut file, &mut hasher).map_err(|e| unreadable(&path, e))?;
+    }
+    Ok(format!("blake3:{}", hasher.finalize().to_hex()))
+}
+
 /// The files that mlx-lm would load, sorted.
-fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(crate) fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = std::fs::read_dir(folder)
         .map_err(|e| model_error(format!("cannot read the folder `{}`: {e}", folder.display())))?;
     let mut files: Vec<PathBuf> = entries

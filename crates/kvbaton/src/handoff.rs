@@ -126,7 +126,7 @@ fn missing(block: Block, rows: &Range<i64>, whole: &[usize]) -> Option<Block> {
 
 /// The bytes of a tensor that its blocks do not fill, as far as they fill whole stretches of rows. Of a tensor whose
 /// rows are apart, all bytes: they are zeroed before rows are copied over them.
-fn unfilled<'a>(target: &Resolved, tensor: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
+pub(crate) fn unfilled<'a>(target: &Resolved, tensor: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
     let mut filled: Vec<Range<usize>> = Vec::new();
     for block in target.blocks.iter().filter(|b| b.tensor == tensor) {
         let [heads, rows, lanes] = block.extents();

@@ -23,6 +23,19 @@ pub(crate) fn build(
     tokens: &[u32],
     length: usize,
 ) -> Result<Vec<(String, Array)>, Error> {
+    build_after(layout, wanted, tokens, length, 0, &[])
+}
+
+/// The same for tokens that follow `position` others: `given` are inputs that are there already, the cache so far and
+/// what another program left.
+pub(crate) fn build_after(
+    layout: &Layout,
+    wanted: &[Wanted<'_>],
+    tokens: &[u32],
+    length: usize,
+    position: usize,
+    given: &[(String, Array)],
+) -> Result<Vec<(String, Array)>, Error> {
     let names = &layout.inputs;
     let pad = if layout.placement == Placement::LeftPadded { length - tokens.len() } else { 0 };
     if layout.placement == Placement::LeftPadded && (names.positions.is_none() || names.mask.is_none()) {
@@ -38,6 +51,10 @@ pub(crate) fn build(
     let is = |input: &Wanted<'_>, name: &Option<String>| name.as_deref() == Some(input.name);
     let mut inputs = Vec::new();
     for input in wanted {
+        if let Some((name, array)) = given.iter().find(|(name, _)| name == input.name) {
+            inputs.push((name.clone(), array.clone()));
+            continue;
+        }
         let array = if is(input, &names.tokens) {
             let mut ids = vec![0.0; length];
             for (slot, &id) in ids[pad..].iter_mut().zip(tokens) {
@@ -47,8 +64,11 @@ pub(crate) fn build(
         } else if is(input, &names.last_index) {
             array(input, &[(pad + tokens.len() - 1) as f64])?
         } else if is(input, &names.positions) {
-            let positions: Vec<f64> = (0..length).map(|slot| slot.saturating_sub(pad) as f64).collect();
+            let positions: Vec<f64> =
+                (0..length).map(|slot| (position + slot.saturating_sub(pad)) as f64).collect();
             array(input, &positions)?
+        } else if is(input, &names.position) {
+            array(input, &[position as f64])?
         } else if is(input, &names.mask) {
             array(input, &causal_mask(length, pad))?
         } else {
@@ -56,7 +76,7 @@ pub(crate) fn build(
                 ErrorKind::Layout,
                 format!("layout `{}` does not say what the program's input `{}` is", layout.name, input.name),
             )
-            .hint("name it in the layout's [inputs] table: tokens, last_index, positions or mask")
+            .hint("name it in the layout's [inputs] table: tokens, last_index, position, positions or mask")
             .field("input", input.name));
         };
         inputs.push((input.name.to_owned(), array));

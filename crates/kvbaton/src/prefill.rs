@@ -1,6 +1,9 @@
 //! Engines that run a package over a prompt.
 
-use kvbaton_layout::{Layout, ModelSpec};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use kvbaton_layout::{CacheSpec, Layout, ModelSpec};
 
 use crate::{Activations, CacheView, Error, ErrorKind, PrefillReport};
 
@@ -31,6 +34,14 @@ pub struct Prefilled {
     pub report: PrefillReport,
 }
 
+/// Told of rows that are final, while a prefill runs: a view that holds them, and their positions.
+///
+/// Every row of every layer is told of once, each layer's in order. The view may hold more rows than those; where it
+/// holds only some layers, its cache spec says that the others keep nothing ([`CacheSpec::only`]). It may be cloned
+/// and kept beyond the call: an engine that reuses its buffers leaves those alone that a view still holds. An error
+/// ends the prefill, and is what it returns.
+pub type ChunkSink<'a> = dyn FnMut(&CacheView, Range<i64>) -> Result<(), Error> + 'a;
+
 /// An engine that runs one package.
 ///
 /// Outputs may be leased: while a [`CacheView`] of an earlier prefill lives, an engine that reuses its buffers
@@ -44,6 +55,11 @@ pub trait Prefill: Send {
 
     /// What the package says of its model.
     fn model(&self) -> Option<&ModelSpec>;
+
+    /// What each layer of the cache keeps, where that is known before a prefill.
+    fn cache(&self) -> Option<&CacheSpec> {
+        self.model().map(|model| &model.cache)
+    }
 
     /// The layout of the cache it leaves.
     fn layout(&self) -> &Layout;
@@ -63,6 +79,21 @@ pub trait Prefill: Send {
     /// cache still holds the buffers.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error>;
 
+    /// Runs the prompt and tells `sink` of rows as soon as they are final: of all rows at once at the end, unless the
+    /// engine works in chunks.
+    ///
+    /// The cache that is returned holds all rows where the engine keeps them, and otherwise those of its last chunk:
+    /// its live rows say which.
+    ///
+    /// # Errors
+    ///
+    /// As [`Prefill::prefill`], and whatever `sink` returns.
+    fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
+        let done = self.prefill(tokens)?;
+        sink(&done.cache, 0..i64::try_from(done.cache.tokens_seen()).unwrap_or(i64::MAX))?;
+        Ok(done)
+    }
+
     /// Runs the prompt one operation at a time and reports the largest activation that it reaches, and every value
     /// that is infinite, no number, or beyond fp16.
     ///
@@ -75,6 +106,9 @@ pub trait Prefill: Send {
     }
 }
 
+/// An engine that several owners use in turn.
+pub type SharedPrefill = Arc<Mutex<Box<dyn Prefill>>>;
+
 /// The shortest function that takes `tokens` tokens.
 ///
 /// # Errors
@@ -84,14 +118,27 @@ pub fn choose_function(functions: &[FunctionInfo], tokens: usize) -> Result<&Fun
     if tokens == 0 {
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens"));
     }
-    functions.iter().find(|f| f.tokens >= tokens).ok_or_else(|| {
-        let longest = functions.last().map_or(0, |f| f.tokens);
+    functions
+        .iter()
+        .find(|f| f.tokens >= tokens)
+        .ok_or_else(|| too_long(tokens, functions.last().map_or(0, |f| f.tokens), None))
+}
+
+/// More tokens than the longest function takes, and than the largest context holds.
+pub(crate) fn too_long(tokens: usize, longest: usize, context: Option<usize>) -> Error {
+    let error = |limit: String| {
         Error::new(
             ErrorKind::PromptTooLong,
-            format!("{tokens} tokens are to be prefilled, the package's longest function takes {longest}"),
+            format!("{tokens} tokens are to be prefilled, the package's {limit}"),
         )
-        .hint(format!("shorten the prompt, or export with --buckets {}", tokens.next_power_of_two()))
         .field("tokens", tokens)
-        .field("longest_function", longest)
-    })
+    };
+    match context {
+        None => error(format!("longest function takes {longest}"))
+            .hint(format!("shorten the prompt, or export with --context {}", tokens.next_power_of_two()))
+            .field("longest_function", longest),
+        Some(context) => error(format!("largest context holds {context}"))
+            .hint(format!("shorten the prompt, or export with --context {}", tokens.next_power_of_two()))
+            .field("context", context),
+    }
 }

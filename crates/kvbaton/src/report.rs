@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Filled;
+use crate::{Filled, Streamed};
 
 /// A repeated measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ impl Range {
 }
 
 /// What a prefill did.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillReport {
     /// `cpu` or `coreml`.
     pub engine: String,
@@ -96,12 +96,50 @@ pub struct HandoffReport {
     /// Seconds spent on that memcpy, outside every other figure.
     #[serde(default, skip_serializing)]
     pub yardstick_seconds: f64,
+    /// How the rows were streamed, where they were told of while the prefill ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub streamed: Option<StreamReport>,
     /// A sentence where a figure needs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
+/// How rows were streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamReport {
+    /// Chunks, or layers of chunks, that were copied one by one.
+    pub pieces: usize,
+    /// Seconds of touching the target's pages and zeroing its free rows, while the first chunk was computed.
+    pub prepare_seconds: f64,
+    /// Seconds of the longest copy of a piece.
+    pub longest_copy_seconds: f64,
+    /// Seconds that the prefill waited for copies; part of the exposed ones.
+    pub blocked_seconds: f64,
+}
+
 impl HandoffReport {
+    /// The report of a streamed hand-off.
+    ///
+    /// Rows that came all at once moved after the prefill: `seconds` are then the exposed ones, and otherwise those of
+    /// all that was done, most of it beside the prefill.
+    pub fn of_stream(done: &Streamed, rows: usize) -> HandoffReport {
+        let filled = Filled {
+            stats: done.stats.clone(),
+            plan_seconds: done.plan_seconds,
+            converted: done.converted,
+            resident_share: Some(1.0),
+        };
+        let exposed_seconds = done.exposed_seconds();
+        let streamed = (done.pieces > 1).then_some(StreamReport {
+            pieces: done.pieces,
+            prepare_seconds: done.prepare_seconds,
+            longest_copy_seconds: done.longest_copy_seconds,
+            blocked_seconds: done.blocked_seconds,
+        });
+        let seconds = if streamed.is_some() { done.busy_seconds() } else { exposed_seconds };
+        HandoffReport { seconds, exposed_seconds, streamed, ..HandoffReport::of_fill(&filled, rows) }
+    }
+
     /// The report of a fill.
     pub fn of_fill(filled: &Filled, rows: usize) -> HandoffReport {
         let stats = &filled.stats;
@@ -124,6 +162,7 @@ impl HandoffReport {
             yardstick_seconds: 0.0,
             touched_share: filled.resident_share,
             allocation: None,
+            streamed: None,
             note: None,
         }
     }

@@ -1,6 +1,7 @@
 //! What a hand-off must know of a model: its cache, layer by layer, and what makes two models the same.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +102,15 @@ impl CacheSpec {
         CacheSpec {
             layers: vec![LayerSpec::Full { kv_heads, key_dim: head_dim, value_dim: head_dim }; layers],
         }
+    }
+
+    /// The same model's cache of `layers` alone: the others are marked as kept elsewhere.
+    #[must_use]
+    pub fn only(&self, layers: &Range<usize>) -> CacheSpec {
+        let own = |(number, spec): (usize, &LayerSpec)| {
+            if layers.contains(&number) { *spec } else { LayerSpec::Shared { with: number } }
+        };
+        CacheSpec { layers: self.layers.iter().enumerate().map(own).collect() }
     }
 }
 

@@ -258,7 +258,7 @@ fn run(rows: Range<i64>, slot: usize) -> Run {
     Run { rows, block: 0, slot }
 }
 
-fn length(rows: &Range<i64>) -> usize {
+pub(crate) fn length(rows: &Range<i64>) -> usize {
     usize::try_from(rows.end - rows.start).unwrap_or(0)
 }
 

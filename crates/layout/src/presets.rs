@@ -25,6 +25,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("coreml-llm-litert", include_str!("../presets/coreml-llm-litert.toml")),
     ("coreml-llm-stateful", include_str!("../presets/coreml-llm-stateful.toml")),
     ("coreml-llm-stateful-shift", include_str!("../presets/coreml-llm-stateful-shift.toml")),
+    ("coreml-llm-qwen3-5", include_str!("../presets/coreml-llm-qwen3-5.toml")),
     ("coreml-llm-qwen3-vl", include_str!("../presets/coreml-llm-qwen3-vl.toml")),
     ("coreml-llm-rolling", include_str!("../presets/coreml-llm-rolling.toml")),
     ("anemll", include_str!("../presets/anemll.toml")),

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::bind::{Axes, Bind, Bound, RuleTensor, heads_of, parts_of};
 use crate::live::LiveRows;
+use crate::placement::length;
 use crate::{Axis, CacheSpec, DType, Encoding, LayerSpec, Layout, LayoutError, Part, Role, TensorInfo};
 
 /// An affine piece of a cache: the elements of some heads, rows and lanes of one part of one layer.
@@ -290,9 +291,26 @@ fn piece_blocks(
         }
         (lane, lanes)
     };
-    for run in bound.runs(at.layer, at.part, row.size, block.size, live)? {
-        let offset = run.block * block.stride_bytes + run.slot * row.stride_bytes;
-        push(run.rows, offset, row, lane, lanes);
+    // In blocks of one row, rows are as far apart as blocks are. Blocks that follow one another are one.
+    let row = if row.size == 1 && block.size > 1 { block } else { row };
+    let mut open: Option<(Range<i64>, usize)> = None;
+    for run in bound.runs(at.layer, at.part, axes.get(Axis::Row).size, block.size, live)? {
+        let offset = run.block * block.stride_bytes + run.slot * axes.get(Axis::Row).stride_bytes;
+        match &mut open {
+            Some((rows, first))
+                if rows.end == run.rows.start && offset == *first + length(rows) * row.stride_bytes =>
+            {
+                rows.end = run.rows.end;
+            }
+            _ => {
+                if let Some((rows, first)) = open.replace((run.rows, offset)) {
+                    push(rows, first, row, lane, lanes);
+                }
+            }
+        }
+    }
+    if let Some((rows, first)) = open {
+        push(rows, first, row, lane, lanes);
     }
     Ok(())
 }

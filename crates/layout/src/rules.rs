@@ -254,6 +254,9 @@ pub struct Inputs {
     /// Positions of the tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<String>,
+    /// Position of the first token, `(1,)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<String>,
     /// Additive attention mask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,

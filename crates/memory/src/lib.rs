@@ -5,11 +5,13 @@
 //! them. What the bytes mean (shape, strides, dtype) is not known here: see `kvbaton-layout`.
 
 mod buffer;
+mod custody;
 mod lease;
 mod mapped;
 mod pages;
 
 pub use buffer::{Buffer, Bytes, Foreign, PAGE_BYTES};
+pub use custody::{Book, Custody, IllegalMove, Loan, Move, Phase, Turn};
 pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};
 pub use pages::resident_share;

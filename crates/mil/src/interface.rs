@@ -13,6 +13,10 @@ use crate::program::{DataType, Function, TensorType, ValueId};
 pub const LAYOUT_KEY: &str = "kvbaton.layout";
 /// User metadata with the model's facts, as JSON text.
 pub const MODEL_KEY: &str = "kvbaton.model";
+/// The metadata key under which a package says what its functions are, as a JSON list.
+pub const FUNCTIONS_KEY: &str = "kvbaton.functions";
+/// The metadata key under which a package declares the layout of the cache so far, where functions take one, as TOML.
+pub const PAST_KEY: &str = "kvbaton.past";
 
 /// What is known about where a function takes tokens and leaves keys and values.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -28,7 +28,8 @@ pub use inspect::{
     FeatureInspection, FunctionInspection, Inspection, Requires, WeightsInspection, WeightsOfType, inspect,
 };
 pub use interface::{
-    CacheArray, CacheInterface, CapacityGuess, Declared, Discovered, LAYOUT_KEY, MODEL_KEY, Part, Port,
+    CacheArray, CacheInterface, CapacityGuess, Declared, Discovered, FUNCTIONS_KEY, LAYOUT_KEY, MODEL_KEY,
+    PAST_KEY, Part, Port,
 };
 pub use neural_engine::Warning;
 pub use package::Package;

@@ -73,7 +73,8 @@ impl Exported {
 pub(crate) struct Targets(Vec<Exported>);
 
 impl Targets {
-    pub(crate) fn new(arrays: &[Named<'_>], source: &CacheView) -> PyResult<Targets> {
+    /// `source` is the view that fills them, where there is one already.
+    pub(crate) fn new(arrays: &[Named<'_>], source: Option<&CacheView>) -> PyResult<Targets> {
         let usage = |message: String| Err(to_python(Error::new(ErrorKind::Usage, message)));
         let exported: Vec<Exported> = arrays.iter().map(Exported::new).collect::<PyResult<_>>()?;
         let mut spans: Vec<(usize, usize)> = Vec::new();
@@ -83,7 +84,7 @@ impl Targets {
             }
             spans.push((buffer.buf_ptr() as usize, info.len_bytes));
         }
-        for tensor in source.tensors() {
+        for tensor in source.into_iter().flat_map(CacheView::tensors) {
             let (start, len) = (tensor.bytes.as_ptr() as usize, tensor.bytes.len());
             if spans.iter().any(|(at, size)| len > 0 && *size > 0 && *at < start + len && start < at + size) {
                 return usage(format!(

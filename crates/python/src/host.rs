@@ -4,15 +4,18 @@ use std::path::Path;
 
 use kvbaton::bench::PrefillRow;
 use kvbaton::layout::ModelSpec;
-use kvbaton::{CacheView, Error, ErrorKind, HandoffReport};
+use kvbaton::verify::Rung;
+use kvbaton::{CacheView, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill};
 use kvbaton_cli::{
     Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Progress, Token,
+    VerifyRequest,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::errors::from_python;
+use crate::prefill::NativePrefill;
 use crate::view::NativeView;
 
 /// A `kvbaton._host.Host`.
@@ -75,8 +78,9 @@ impl Host for PyHost {
                     Ok::<_, PyErr>(())
                 })?;
                 let (model, out) = (&request.model, &request.out);
+                let (kv_outputs, quantize) = (&request.kv_outputs, &request.quantize);
                 let arguments =
-                    (model, out, request.buckets.clone(), &request.kv_outputs, request.force, report);
+                    (model, out, request.buckets.clone(), kv_outputs, quantize, request.force, report);
                 host.call_method1("export", arguments)
             },
             text,
@@ -87,6 +91,14 @@ impl Host for PyHost {
     fn compare_prefill(&self, request: &PrefillComparison) -> Result<Vec<PrefillRow>, Error> {
         let arguments = (request.folder.clone(), request.tokens, request.threads);
         parse(&call(&self.0, |host| host.call_method1("compare_prefill", arguments), text)?)
+    }
+
+    fn page(&self, document: &Value) -> Result<String, Error> {
+        call(&self.0, |host| host.call_method1("page", (document.to_string(),)), text)
+    }
+
+    fn versions(&self) -> Result<Map<String, Value>, Error> {
+        parse(&call(&self.0, |host| host.call_method0("versions"), text)?)
     }
 
     fn interrupted(&self) -> bool {
@@ -109,6 +121,20 @@ impl Decoder for PyDecoder {
     fn receive(&mut self, cache: Option<CacheView>, tokens: &[u32]) -> Result<HandoffReport, Error> {
         let cache = cache.map(NativeView);
         parse(&call(&self.0, |d| d.call_method1("receive", (cache, tokens.to_vec())), text)?)
+    }
+
+    fn receive_streamed(
+        &mut self,
+        engine: &SharedPrefill,
+        tokens: &[u32],
+    ) -> Result<(PrefillReport, HandoffReport), Error> {
+        let arguments = (NativePrefill(engine.clone()), tokens.to_vec());
+        let reports = call(
+            &self.0,
+            |d| d.call_method1("receive_streamed", arguments),
+            |reports| reports.extract::<(String, String)>(),
+        )?;
+        Ok((parse(&reports.0)?, parse(&reports.1)?))
     }
 
     fn generate(
@@ -141,6 +167,18 @@ impl Decoder for PyDecoder {
             }
         }
     }
+
+    fn verify(&mut self, request: VerifyRequest) -> Result<Vec<Rung>, Error> {
+        let options = verify_options(&request);
+        let (cache, reference) = (request.cache.map(NativeView), request.reference.map(NativeView));
+        let arguments = (cache, reference, request.tokens, options);
+        parse(&call(&self.0, |d| d.call_method1("verify", arguments), text)?)
+    }
+}
+
+/// What `MlxDecoder.verify` reads.
+fn verify_options(request: &VerifyRequest) -> String {
+    serde_json::json!({"max_tokens": request.max_tokens, "thresholds": request.thresholds}).to_string()
 }
 
 fn generated(summary: &str) -> Result<Generated, Error> {

@@ -8,6 +8,7 @@ mod errors;
 mod host;
 mod operations;
 mod prefill;
+mod verify;
 mod view;
 
 use std::ffi::OsString;
@@ -59,5 +60,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layout_names, module)?)?;
     module.add_function(wrap_pyfunction!(check_compatible, module)?)?;
     operations::add_to(module)?;
+    verify::add_to(module)?;
     module.add_function(wrap_pyfunction!(arrays::address, module)?)
 }

@@ -22,7 +22,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layout_tensors, module)?)
 }
 
-fn json(value: &impl serde::Serialize) -> PyResult<String> {
+pub(crate) fn json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
 }
 
@@ -106,7 +106,7 @@ fn view_fill(
     let cache = cache.map_or_else(|| Ok(view.0.cache().clone()), cache_spec)?;
     let options = HandoffOptions { on_overflow: overflow(on_overflow)?, fresh };
     let rows = rows.map(|(first, end)| first..end);
-    let mut targets = Targets::new(&targets, &view.0)?;
+    let mut targets = Targets::new(&targets, Some(&view.0))?;
     let mut slices = targets.slices();
     let wanted = Wanted { layout: &layout, cache: &cache, live: &live, rows, whole: &whole };
     let count = wanted.rows.as_ref().map(|r| usize::try_from(r.end - r.start).unwrap_or(0));

@@ -1,9 +1,15 @@
-"""The prefill program, built op by op with coremltools' ``mb`` builder.
+"""The programs, built op by op with coremltools' ``mb`` builder.
 
-One function computes one bucket of S tokens: ``input_ids`` (1, S) int32 and ``last_index`` (1,) int32 give
-``logits`` (1, vocab) of the row ``last_index`` and the cache of all S rows. Prompts are padded on the right:
-the causal mask keeps every row blind to what follows, so rows up to ``last_index`` never see the padding, and
-rows after it are not live.
+- A prefill of S tokens: ``input_ids`` (1, S) int32 and ``last_index`` (1,) int32 give ``logits`` (1, vocab) of
+  the row ``last_index`` and the cache of all S rows. Prompts are padded on the right: the causal mask keeps
+  every row blind to what follows, so rows up to ``last_index`` never see the padding, and rows after it are
+  not live.
+- A chunk of a longer prompt also takes the cache so far, ``past_key`` and ``past_value``, and ``position``
+  (1,), the number of tokens before it; it gives the rows of the chunk.
+- A decode step takes one token and ``position``, and keeps the cache in states.
+
+A part of a split model takes and gives ``hidden_states`` (1, S, hidden) where it has no embeddings or no head.
+See ``past.py`` for what attention sees in each of them.
 
 What the Neural Engine and fp16 ask for:
 
@@ -20,16 +26,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from coremltools import target
 from coremltools.converters.mil import Builder as mb
-from coremltools.converters.mil.mil import Function, types
+from coremltools.converters.mil.mil import Function
 
-from .config import ModelConfig, Rope
+from .config import ModelConfig
+from .function import FunctionPlan, Part
 from .layout import KvGroup
-from .rope import tables
+from .past import FLOAT16, INT32, Kind, NoPast, Past, PastInputs, States, past_shapes
+from .quantize import Quantizer
 from .weights import Half
 
 OPSET = target.iOS18
@@ -45,76 +54,104 @@ Take = Callable[[str, tuple[int, ...]], Half]
 def build_function(
     config: ModelConfig,
     take: Take,
-    rows: int,
+    plan: FunctionPlan,
+    part: Part,
     groups: list[KvGroup],
+    quantizer: Quantizer | None = None,
     layer_done: Callable[[], None] = lambda: None,
 ) -> Function:
-    """Builds the function for ``rows`` tokens; ``take(name, shape)`` gives each weight."""
+    """Builds ``plan`` for a part of the model; ``take(name, shape)`` gives each weight.
 
-    @mb.function(  # type: ignore[untyped-decorator]
-        input_specs=[mb.TensorSpec((1, rows), dtype=types.int32), mb.TensorSpec((1,), dtype=types.int32)],
-        opset_version=OPSET,
-    )
-    def prefill(input_ids: Var, last_index: Var) -> list[Var]:
-        return _Builder(config, take, rows).body(input_ids, last_index, groups, layer_done)
-
-    return prefill
-
-
-class _Kind:
-    """Constants of the layers of one kind: rotary tables, and the mask of full or sliding attention."""
-
-    def __init__(self, rows: int, rope: Rope, window: int | None, prefix: str = "") -> None:
-        cos, sin = tables(rope, rows)
-        self.cos = mb.const(val=cos[None, None], name=f"{prefix}rope_cos")
-        self.sin = mb.const(val=sin[None, None], name=f"{prefix}rope_sin")
-        position = np.arange(rows)
-        unread = position[None, :] > position[:, None]
-        if window is not None:
-            unread |= position[None, :] <= position[:, None] - window
-        mask = np.where(unread, -np.inf, 0).astype(np.float16)
-        self.mask = mb.const(val=mask[None, None], name=f"{prefix}causal_mask")
+    ``groups`` are those of the part's layers.
+    """
+    if part.embeds:
+        inputs = {"input_ids": mb.TensorSpec((1, plan.rows), dtype=INT32)}
+    else:
+        inputs = {"hidden_states": mb.TensorSpec((1, plan.rows, config.hidden_size), dtype=FLOAT16)}
+    if plan.kind == "prefill" and part.ends:
+        inputs["last_index"] = mb.TensorSpec((1,), dtype=INT32)
+    if plan.context is not None:
+        inputs["position"] = mb.TensorSpec((1,), dtype=INT32)
+        shapes = past_shapes(config, plan.context, groups)
+        for group in groups:
+            if plan.kind == "decode":
+                for name in (group.key, group.value):
+                    inputs[name] = mb.StateTensorSpec(shapes[name], dtype=FLOAT16)
+            else:
+                inputs[group.past_key] = mb.TensorSpec(shapes[group.key], dtype=FLOAT16)
+                inputs[group.past_value] = mb.TensorSpec(shapes[group.value], dtype=FLOAT16)
+    with Function(inputs, OPSET) as function:
+        values = function.inputs
+        past: Past
+        if plan.context is None:
+            past = NoPast(plan.rows)
+        elif plan.kind == "decode":
+            past = States(config, plan.rows, plan.context, groups, values)
+        else:
+            past = PastInputs(config, plan.rows, plan.context, groups, values)
+        function.set_outputs(_Builder(config, take, past, part, quantizer).body(values, groups, layer_done))
+    return function
 
 
 class _Builder:
     """Emits ops into the function being built; S is its number of rows, E the hidden size."""
 
-    def __init__(self, config: ModelConfig, take: Take, rows: int) -> None:
-        self.config, self.take, self.rows = config, take, rows
+    def __init__(
+        self, config: ModelConfig, take: Take, past: Past, part: Part, quantizer: Quantizer | None
+    ) -> None:
+        self.config, self.take, self.past, self.part = config, take, past, part
+        self.quantizer = quantizer
+        self.rows = past.rows
         self.constants: dict[str, Var] = {}
         self.residual = RESIDUAL if config.gemma else 1.0
-        self.full = _Kind(rows, config.rope, None)
+        held = [config.has_window(layer) for layer in range(part.first, part.end)]
+        self.full = None if all(held) else past.kind(config.rope, None, "")
         self.sliding = None
-        if config.windows is not None:
-            self.sliding = _Kind(rows, config.windows.rope, config.windows.size, "window_")
+        if config.windows is not None and any(held):
+            self.sliding = past.kind(config.windows.rope, config.windows.size, "window_")
 
     def body(
-        self, input_ids: Var, last_index: Var, groups: list[KvGroup], layer_done: Callable[[], None]
+        self, inputs: dict[str, Var], groups: list[KvGroup], layer_done: Callable[[], None]
     ) -> list[Var]:
+        x = self.embeddings(inputs["input_ids"]) if self.part.embeds else inputs["hidden_states"]
+        keys: dict[int, Var] = {}
+        values: dict[int, Var] = {}
+        # An output that holds a single layer is that layer's own tensor.
+        decodes = isinstance(self.past, States)
+        alone = {group.layers[0]: group for group in groups if len(group.layers) == 1 and not decodes}
+        for layer in range(self.part.first, self.part.end):
+            only = inputs.get("last_index") if layer == self.config.layers - 1 else None
+            x, keys[layer], values[layer] = self.layer(layer, x, alone.get(layer), only)
+            layer_done()
+        if self.part.ends:
+            outputs = [self.logits(x)]
+        else:
+            outputs = [mb.identity(x=x, name="output_hidden_states")]
+        if decodes:
+            return outputs
+        for parts, names in ((keys, [g.key for g in groups]), (values, [g.value for g in groups])):
+            for group, name in zip(groups, names, strict=True):
+                stacked = [parts[layer] for layer in group.layers]
+                one = len(stacked) == 1
+                outputs.append(stacked[0] if one else mb.concat(values=stacked, axis=0, name=name))
+        return outputs
+
+    def embeddings(self, input_ids: Var) -> Var:
+        """(1, S) token ids to (1, S, E)."""
         config = self.config
         embedding = self.weight("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         x = mb.gather(x=embedding, indices=input_ids, axis=0, name="embeddings")
         if config.gemma:
             x = mb.mul(x=x, y=np.float16(config.gemma.embedding_scale * self.residual))
-        keys: list[Var] = []
-        values: list[Var] = []
-        # An output that holds a single layer is that layer's own tensor.
-        alone = {group.layers[0]: group for group in groups if len(group.layers) == 1}
-        for layer in range(config.layers):
-            only = last_index if layer == config.layers - 1 else None
-            x, key, value = self.layer(layer, x, alone.get(layer), only)
-            keys.append(key)
-            values.append(value)
-            layer_done()
+        return x
+
+    def logits(self, x: Var) -> Var:
+        """(1, 1, E) to (1, vocab)."""
+        config = self.config
         last = self.rms_norm(x, "model.norm.weight", config.hidden_size, reads_residual=True)
         head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
         logits = self.linear(last, head, config.vocab_size, config.hidden_size)
-        outputs = [mb.reshape(x=logits, shape=[1, config.vocab_size], name="logits")]
-        for parts, names in ((keys, [g.key for g in groups]), (values, [g.value for g in groups])):
-            for group, name in zip(groups, names, strict=True):
-                held = [parts[layer] for layer in group.layers]
-                outputs.append(held[0] if len(held) == 1 else mb.concat(values=held, axis=0, name=name))
-        return outputs
+        return mb.reshape(x=logits, shape=[1, config.vocab_size], name="logits")
 
     def layer(self, index: int, x: Var, output: KvGroup | None, only: Var | None) -> tuple[Var, Var, Var]:
         """One block: x (1, S, E) to the same shape; also its K and V, each (1, kv_heads, S, head_dim).
@@ -127,7 +164,8 @@ class _Builder:
         hidden, inner = config.hidden_size, config.intermediate_size
         queries_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-        kind = self.sliding if self.sliding is not None and config.has_window(index) else self.full
+        kind = self.sliding if config.has_window(index) else self.full
+        assert kind is not None, "every kind of the part's layers has its constants"
         h = self.rms_norm(x, path + "input_layernorm.weight", hidden, reads_residual=True)
         q = self.linear(h, attn + "q_proj.weight", queries_width, hidden, config.qkv_bias)
         k = self.linear(h, attn + "k_proj.weight", kv_width, hidden, config.qkv_bias)
@@ -137,7 +175,7 @@ class _Builder:
         k = self.rotate(self.heads(k, config.kv_heads, attn + "k_norm.weight"), kind, key_name)
         v = self.heads(v, config.kv_heads, name=value_name)
 
-        a = self.attention(q, k, v, kind)
+        a = self.attention(q, *self.past.seen(index, k, v), kind)
         a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, self.rows, queries_width])
         if only is not None:
             # Nothing reads the other rows of the last block: their projections are not computed.
@@ -167,24 +205,35 @@ class _Builder:
             x = self.rms_norm(x, norm, self.config.head_dim)
         return mb.transpose(x=x, perm=[0, 2, 1, 3], **_named(name))
 
-    def rotate(self, x: Var, kind: _Kind, name: str | None = None) -> Var:
+    def rotate(self, x: Var, kind: Kind, name: str | None = None) -> Var:
         """RoPE of half-split pairs: ``x * cos + [-x2, x1] * sin``."""
         first, second = mb.split(x=x, num_splits=2, axis=-1)
         turned = mb.concat(values=[mb.mul(x=second, y=np.float16(-1)), first], axis=-1)
         return mb.add(x=mb.mul(x=x, y=kind.cos), y=mb.mul(x=turned, y=kind.sin), **_named(name))
 
-    def attention(self, q: Var, k: Var, v: Var, kind: _Kind) -> Var:
-        """Causal attention: q (1, heads, S, head_dim), k and v with kv_heads; returns q's shape."""
+    def attention(self, q: Var, k: Var, v: Var, kind: Kind) -> Var:
+        """Attention: q (1, heads, S, head_dim), k and v (1, kv_heads, columns, head_dim); returns q's shape."""
         config = self.config
         scale = np.float16(config.gemma.query_scale if config.gemma else 1 / math.sqrt(config.head_dim))
-        k, v = self.repeat(k), self.repeat(v)
+        rows, columns = self.rows, k.shape[2]
+        groups = config.heads // config.kv_heads
+        if self.past.grouped:
+            # Queries that share a KV head are rows of one product: nothing of the past is repeated.
+            q = mb.reshape(x=q, shape=[1, config.kv_heads, groups * rows, config.head_dim])
+        else:
+            k, v = self.repeat(k), self.repeat(v)
         if config.qkv_bias or config.gemma:
             # Key biases of the qwen2 family are in the hundreds: unscaled products would leave fp16.
             scores = mb.matmul(x=mb.mul(x=q, y=scale), y=k, transpose_y=True)
         else:
             scores = mb.mul(x=mb.matmul(x=q, y=k, transpose_y=True), y=scale)
+        if self.past.grouped:
+            scores = mb.reshape(x=scores, shape=[config.kv_heads, groups, rows, columns])
         weights = mb.softmax(x=mb.add(x=scores, y=kind.mask), axis=-1)
-        return mb.matmul(x=weights, y=v)
+        if self.past.grouped:
+            weights = mb.reshape(x=weights, shape=[1, config.kv_heads, groups * rows, columns])
+        a = mb.matmul(x=weights, y=v)
+        return mb.reshape(x=a, shape=[1, config.heads, rows, config.head_dim]) if self.past.grouped else a
 
     def repeat(self, x: Var) -> Var:
         """(1, kv_heads, S, head_dim) to (1, heads, S, head_dim): a KV head for each of its query heads."""
@@ -226,7 +275,20 @@ class _Builder:
         return mb.linear(x=x, weight=self.weight(name, (outputs, inputs)), bias=offset)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Var:
-        return self.constant(name.replace(".", "_"), lambda: self.take(name, shape))
+        plain = name.replace(".", "_")
+        if self.quantizer is None or len(shape) != 2:
+            return self.constant(plain, lambda: self.take(name, shape))
+        # Matrices: projections and embeddings.
+        if plain not in self.constants:
+            parts = self.quantizer.quantized(name, lambda: self.take(name, shape))
+            stored = {
+                part: self.constant(f"{plain}_{part}", partial(parts.__getitem__, part)) for part in parts
+            }
+            if "lut" in stored:
+                self.constants[plain] = mb.constexpr_lut_to_dense(**stored, name=plain)
+            else:
+                self.constants[plain] = mb.constexpr_blockwise_shift_scale(**stored, name=plain)
+        return self.constants[plain]
 
     def constant(self, name: str, value: Callable[[], Half]) -> Var:
         """A constant stored once for all functions of the package: its weight_id is its name."""

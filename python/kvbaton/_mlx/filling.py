@@ -13,6 +13,7 @@ from ..cache import CacheView
 from ..errors import CapacityError, IncompatibleError, UsageError
 from ..report import HandoffReport
 from .decoder import Decoder, make_caches
+from .rows import Source
 from .rules import Lies, layout_toml
 from .slots import Slot, Spec, check_geometry, flatten, owners
 from .target import Shapes, Want, want
@@ -83,7 +84,7 @@ class Filled:
 
 
 def fill(
-    cache: CacheView,
+    source: Source,
     decoder: Decoder,
     model: Any,
     rows: int,
@@ -104,7 +105,7 @@ def fill(
     caches = make_caches(model) if prompt_cache is None else list(prompt_cache)
     quantized = 0 if kv_bits is None else _quantize(caches, kv_bits, kv_group_size)
     slots = flatten(caches, decoder.slots)
-    layers = _layers(cache, decoder, slots)
+    layers = _layers(source, decoder, slots)
     past = _past(slots)
     if past > rows:
         raise UsageError(
@@ -113,7 +114,13 @@ def fill(
         )
     if rows == past:
         return Filled(caches, HandoffReport.empty(0.0), quantized)
-    job = _Job(cache, decoder, slots, layers, dtype, spare_rows, threads)
+    if past and not source.keeps_rows:
+        raise UsageError(
+            f"the caches have seen {past} tokens: a streamed prefill fills empty ones",
+            hint="prefill first, and hand the result over with to_mlx",
+            fields={"caches": past},
+        )
+    job = _Job(source, decoder, slots, layers, dtype, spare_rows, threads)
     return Filled(caches, job.lengthen(past, rows) if past else job.fill(rows), quantized)
 
 
@@ -136,9 +143,9 @@ def _quantize(caches: list[Any], bits: int, group_size: int) -> int:
     return count
 
 
-def _layers(cache: CacheView, decoder: Decoder, slots: Sequence[Slot]) -> list[tuple[int, Spec]]:
+def _layers(source: Source, decoder: Decoder, slots: Sequence[Slot]) -> list[tuple[int, Spec]]:
     """The view's layers that keep something, in the order of the slots."""
-    spec = json.loads(cache._native.cache)
+    spec = source.layers
     kept = [(layer, one) for layer, one in enumerate(spec) if one["kind"] != "shared"]
     if len(kept) != len(slots):
         raise IncompatibleError(
@@ -150,12 +157,11 @@ def _layers(cache: CacheView, decoder: Decoder, slots: Sequence[Slot]) -> list[t
     return kept
 
 
-def check_model(cache: CacheView, decoder: Decoder) -> None:
+def check_model(source: dict[str, Any] | None, decoder: Decoder) -> None:
     """Refuses a cache that another model made: layers, heads, windows, rope or vocabulary differ.
 
     Layers that keep nothing of their own are left out: which layer reads which cache is the decoder's matter.
     """
-    source = cache.model
     if source is None:
         return
     sides = [{**side, "layers": owners(side["layers"])} for side in (source, decoder.model)]
@@ -187,7 +193,7 @@ def _past(slots: Sequence[Slot]) -> int:
 
 @dataclass
 class _Job:
-    view: CacheView
+    source: Source
     decoder: Decoder
     slots: list[Slot]
     layers: list[tuple[int, Spec]]
@@ -223,9 +229,9 @@ class _Job:
 
     def _want(self, number: int, rows: int) -> Want:
         slot, kept = self.slots[number], self.decoder.kept[number]
-        layer, source = self.layers[number]
-        spec = {**kept.spec, "window": source["window"]} if "window" in source else kept.spec
-        ring = self.view.rings.get(layer) if rows == self.view.tokens_seen else None
+        layer, own = self.layers[number]
+        spec = {**kept.spec, "window": own["window"]} if "window" in own else kept.spec
+        ring = self.source.rings.get(layer) if rows == self.source.tokens_seen else None
         return want(slot, spec, self._dtypes(number), rows, self.spare_rows, ring)
 
     def _missing(self, number: int, past: int, rows: int) -> Want:
@@ -235,7 +241,7 @@ class _Job:
             return self._want(number, rows)
         spec, dtypes = self.decoder.kept[number].spec, self._dtypes(number)
         window = self.layers[number][1].get("window")
-        oldest = self.view.tokens_seen - (window["size"] - window["keep"] if window else 0)
+        oldest = self.source.tokens_seen - (window["size"] - window["keep"] if window else 0)
         if window is not None and past < oldest:
             raise CapacityError(
                 f"{slot.place} has seen {past} tokens, and the source's window of {window['size']} "
@@ -276,7 +282,7 @@ class _Job:
     def _copy(
         self, rows: int, wanted: list[Want], arrays: list[dict[str, Any]], only: tuple[int, int] | None
     ) -> HandoffReport:
-        spec = json.loads(self.view._native.cache)
+        spec = list(self.source.layers)
         live: dict[str, Any] = {"tokens_seen": rows, "layers": {}}
         targets, lies = [], []
         for (layer, _), one, filled in zip(self.layers, wanted, arrays, strict=True):
@@ -288,17 +294,8 @@ class _Job:
                 lies.append(
                     Lies(layer, part, one.placement, one.encoding, part == "state" and len(shape) == 3)
                 )
-        report = _native.view_fill(
-            self.view._native,
-            targets,
-            layout_toml(lies),
-            json.dumps(live),
-            json.dumps(spec),
-            only,
-            threads=self.threads,
-            fresh=True,
-        )
-        return HandoffReport.from_json(report)
+        documents = (layout_toml(lies), json.dumps(live), json.dumps(spec))
+        return self.source.fill(targets, documents, only, self.threads)
 
 
 def _arrays_of(slot: Slot) -> list[Any]:

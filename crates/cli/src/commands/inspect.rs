@@ -65,7 +65,11 @@ fn activations(
 fn activations_text(found: &Activations) -> String {
     let mut out = format!(
         "\nprompt of {} tokens on {}, numerics {}: {} results ({} masked ones left out)\n",
-        found.tokens, found.function, found.numerics, found.results, found.masked_results
+        found.tokens,
+        found.functions.join(", "),
+        found.numerics,
+        found.results,
+        found.masked_results
     );
     let place = |a: &Activation| {
         let layer = a.layer.map_or_else(String::new, |l| format!(", layer {l}"));

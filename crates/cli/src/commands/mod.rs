@@ -5,14 +5,15 @@ pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod layouts;
 pub(crate) mod run;
+pub(crate) mod verify;
 
 use std::path::Path;
 
 use kvbaton::layout::{CacheSpec, DType, Layout, ModelSpec, presets};
-use kvbaton::{CpuOptions, DigestCache, Error, ErrorKind, Numerics, bench::shape};
+use kvbaton::{CpuOptions, DigestCache, Error, ErrorKind, Numerics, WeightStorage, bench::shape};
 
 use crate::Host;
-use crate::args::{Engine, FloatType, Rounding};
+use crate::args::{Engine, FloatType, Rounding, Weights};
 
 impl FloatType {
     pub(crate) fn dtype(self) -> DType {
@@ -27,11 +28,19 @@ impl FloatType {
 impl Engine {
     /// Options of the CPU executor.
     pub(crate) fn options(&self, threads: usize) -> CpuOptions {
-        CpuOptions::with_threads(threads).with_numerics(match self.numerics {
+        let numerics = match self.numerics {
             Rounding::F32 => Numerics::F32,
             Rounding::F16Storage => Numerics::F16Storage,
             Rounding::F16Accumulate => Numerics::F16Accumulate,
-        })
+        };
+        let weights = match self.weights {
+            Weights::Resident => WeightStorage::Resident,
+            Weights::Streamed => WeightStorage::Streamed,
+        };
+        CpuOptions::with_threads(threads)
+            .with_numerics(numerics)
+            .with_weights(weights)
+            .with_max_memory(self.max_memory)
     }
 }
 

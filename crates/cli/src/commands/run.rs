@@ -1,11 +1,13 @@
 //! `kvbaton run`: the main job.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
 use kvbaton::{
-    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, Stated, Waived,
-    check_compatible, open_dump,
+    CpuPrefill, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, SharedPrefill, Stated,
+    Waived, check_compatible, open_dump,
 };
 use serde::Serialize;
 
@@ -58,7 +60,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     check_flags(verb)?;
     let mut producer = producer(verb, host)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-    check_models(verb, producer.model(), host, waived)?;
+    check_models(producer.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
     let tokens = prompt_tokens(&verb.prompt, &*decoder, verb.ignore_chat_template)?;
@@ -71,19 +73,23 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     }
 
     let start = Instant::now();
-    let (view, prefill) = match producer {
-        Producer::Package(_) if prompt.is_empty() => (None, None),
-        Producer::Package(mut engine) => {
+    let (prefill, mut handoff) = match producer {
+        Producer::Package(_) if prompt.is_empty() => (None, decoder.receive(None, &tokens)?),
+        Producer::Package(mut engine) if verb.no_stream => {
             let prefilled = engine.prefill(prompt)?;
-            (Some(prefilled.cache), Some(prefilled.report))
+            (Some(prefilled.report), decoder.receive(Some(prefilled.cache), &tokens)?)
+        }
+        Producer::Package(engine) => {
+            let shared: SharedPrefill = Arc::new(Mutex::new(engine));
+            let (prefill, handoff) = decoder.receive_streamed(&shared, &tokens)?;
+            (Some(prefill), handoff)
         }
         Producer::Dump(stated) => {
             let (layout, model) = *stated;
             let view = open_dump(&verb.prefill, layout, model, dumped_rows(&verb.foreign, tokens.len()))?;
-            (Some(view), None)
+            (None, decoder.receive(Some(view), &tokens)?)
         }
     };
-    let mut handoff = decoder.receive(view, &tokens)?;
     let before_decode = start.elapsed().as_secs_f64();
     let remaining = tokens[tokens.len() - 1..].to_vec();
     let mut emit = |token: &crate::Token| {
@@ -166,22 +172,22 @@ fn check_flags(verb: &Run) -> Result<(), Error> {
 }
 
 /// The package and the decoder must be of one model, before anything heavy is loaded.
-fn check_models(
-    verb: &Run,
+pub(super) fn check_models(
     package: Option<&ModelSpec>,
+    decode: &Path,
+    source_model: Option<&Path>,
     host: &dyn Host,
     waived: Waived,
 ) -> Result<(), Error> {
     let Some(package) = package else { return Ok(()) };
-    let decoder = host.model_spec(&verb.decode)?;
+    let decoder = host.model_spec(decode)?;
     // Geometry first: its errors say more than a digest does.
     check_compatible(package, &decoder, Waived { weights: true })?;
     if waived.weights {
         return Ok(());
     }
     let digests = DigestCache::of_user();
-    let folder = verb.source_model.as_ref().unwrap_or(&verb.decode);
-    let digest = digests.weights_digest(folder)?;
+    let digest = digests.weights_digest(source_model.unwrap_or(decode))?;
     check_compatible(package, &ModelSpec { weights_digest: Some(digest), ..decoder }, waived)
 }
 
@@ -202,7 +208,7 @@ fn prompt_tokens(prompt: &Prompt, decoder: &dyn Decoder, ignore_template: bool) 
 }
 
 /// The prompt's own length in an error that speaks of the tokens to be prefilled.
-fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
+pub(super) fn whole_prompt(error: Error, prompt_tokens: usize) -> Error {
     if error.kind() != ErrorKind::PromptTooLong {
         return error;
     }
@@ -257,6 +263,13 @@ fn summary(report: &Report) -> String {
             serde_json::to_value(h.path).ok().and_then(|p| p.as_str().map(str::to_owned)).unwrap_or_default(),
         ),
     ));
+    if let Some(streamed) = &h.streamed {
+        rows.push(row(
+            "  of it exposed",
+            h.exposed_seconds,
+            format!("{} pieces moved while the prefill ran", streamed.pieces),
+        ));
+    }
     rows.push(row(
         "first decode step",
         report.decode.first_step_seconds,

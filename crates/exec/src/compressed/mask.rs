@@ -52,7 +52,8 @@ impl Mask {
         let bytes = self.bytes.get();
         let from = i / STRIDE * STRIDE;
         let whole: usize = bytes[from / 8..i / 8].iter().map(|b| b.count_ones() as usize).sum();
-        let part = if i.is_multiple_of(8) { 0 } else { (bytes[i / 8] & ((1 << (i % 8)) - 1)).count_ones() as usize };
+        let part =
+            if i.is_multiple_of(8) { 0 } else { (bytes[i / 8] & ((1 << (i % 8)) - 1)).count_ones() as usize };
         self.ranks.get(i / STRIDE).copied().unwrap_or(self.set) + whole + part
     }
 

@@ -102,9 +102,25 @@ impl Op for Arithmetic {
 fn float(kind: Kind, a: f32, b: f32) -> f32 {
     match kind {
         Kind::Pow => a.powf(b),
-        Kind::FloorDiv => (a / b).floor(),
-        // The result has the divisor's sign, as numpy's.
-        _ => a - (a / b).floor() * b,
+        Kind::FloorDiv => {
+            // The quotient of what the remainder leaves is whole up to rounding.
+            let quotient = (a - modulo(a, b)) / b;
+            let floor = quotient.floor();
+            if quotient - floor > 0.5 { floor + 1.0 } else { floor }
+        }
+        _ => modulo(a, b),
+    }
+}
+
+/// The exact remainder, with the divisor's sign, as numpy's.
+fn modulo(a: f32, b: f32) -> f32 {
+    let r = a % b;
+    if r == 0.0 {
+        0f32.copysign(b)
+    } else if (r < 0.0) != (b < 0.0) {
+        r + b
+    } else {
+        r
     }
 }
 

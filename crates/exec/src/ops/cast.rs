@@ -54,15 +54,18 @@ impl Op for Cast {
         let x = &operands[0];
         let shape = x.shape.clone();
         let tensor = match (&x.data, self.to) {
-            (Data::Float(_) | Data::Weights(_) | Data::Half(_), to) if is_float(to) => {
+            (Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_), to)
+                if is_float(to) =>
+            {
                 let (lead, len) = split_last(&shape);
                 let step = Step::Unary { f: Unary::Identity, half: half(to) };
                 Tensor::floats(to, shape.clone(), tile::single(cx, step, operands, &[len], lead, len)?)
             }
-            (Data::Float(_) | Data::Weights(_) | Data::Half(_), DataType::Bool) => {
-                Tensor::bools(shape, x.float_values(cx.isa)?.into_iter().map(|v| v != 0.0).collect())
-            }
-            (Data::Float(_) | Data::Weights(_) | Data::Half(_), to) => {
+            (
+                Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_),
+                DataType::Bool,
+            ) => Tensor::bools(shape, x.float_values(cx.isa)?.into_iter().map(|v| v != 0.0).collect()),
+            (Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_), to) => {
                 #[expect(clippy::cast_possible_truncation, reason = "a cast truncates")]
                 let ints = x.float_values(cx.isa)?.into_iter().map(|v| wrapped(to, v as i32)).collect();
                 Tensor::ints(to, shape, ints)

@@ -1,4 +1,4 @@
-//! `concat`: tensors side by side along one axis.
+//! `concat` and `stack`: tensors side by side along one axis, or along a new one.
 
 use super::{Form, Op, Reason, axis_of};
 use crate::tensor::{Context, Data, Tensor, count, is_float};
@@ -8,30 +8,50 @@ use kvbaton_mil::program::DataType;
 #[derive(Debug)]
 struct Concat {
     axis: i64,
+    how: How,
     dtype: DataType,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// One tensor after the other.
+    SideBySide,
+    /// The first index of every tensor, then the second ones, …
+    Interleaved,
+    /// Each tensor is one index of a new axis.
+    Stacked,
 }
 
 pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     form.operand_list("values")?;
-    if form.flag("interleave")? {
-        return Err("with `interleave`".to_owned());
-    }
     let axis = form.int("axis")?.ok_or("`axis` is missing")?;
-    Ok(Box::new(Concat { axis, dtype: form.dtype()? }))
+    let how = match (form.op.kind.as_str(), form.flag("interleave")?) {
+        ("stack", _) => How::Stacked,
+        (_, true) => How::Interleaved,
+        (_, false) => How::SideBySide,
+    };
+    Ok(Box::new(Concat { axis, how, dtype: form.dtype()? }))
 }
 
 impl Concat {
+    /// The axis and the shape of the result. Scalars are joined to a vector.
     fn shape(&self, shapes: &[&[usize]]) -> Result<(usize, Vec<usize>), Reason> {
         let first = shapes.first().ok_or("no values")?;
-        let axis = axis_of(self.axis, first.len())?;
-        let mut shape = first.to_vec();
-        shape[axis] = 0;
+        let scalars = first.is_empty() && self.how == How::SideBySide;
+        let new = scalars || self.how == How::Stacked;
+        let axis = axis_of(self.axis, first.len() + usize::from(new))?;
+        let free = if self.how == How::SideBySide { axis } else { usize::MAX };
         for s in shapes {
-            let alike = s.len() == shape.len() && (0..s.len()).all(|d| d == axis || s[d] == shape[d]);
+            let alike = s.len() == first.len() && (0..s.len()).all(|d| d == free || s[d] == first[d]);
             if !alike {
                 return Err(format!("shapes {first:?} and {s:?} along axis {axis}"));
             }
-            shape[axis] += s[axis];
+        }
+        let mut shape = first.to_vec();
+        if new {
+            shape.insert(axis, shapes.len());
+        } else {
+            shape[axis] = shapes.iter().map(|s| s[axis]).sum();
         }
         Ok((axis, shape))
     }
@@ -45,12 +65,18 @@ impl Op for Concat {
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let shapes: Vec<&[usize]> = operands.iter().map(|t| t.shape.as_slice()).collect();
         let (axis, shape) = self.shape(&shapes)?;
-        let inner = count(&shape[axis + 1..]);
-        let outer = count(&shape[..axis]);
-        let row = shape[axis] * inner;
+        let total = count(&shape);
+        if total == 0 {
+            return Ok(vec![super::elements::filled(cx, self.dtype, shape, 0.0)]);
+        }
+        // Every operand gives one piece of each round.
+        let rounds = match self.how {
+            How::Interleaved => count(&shapes[0][..=axis]),
+            How::SideBySide | How::Stacked => count(&shape[..axis]),
+        };
         if is_float(self.dtype) {
-            let mut values = cx.pool.take(count(&shape));
-            if outer == 1 {
+            let mut values = cx.pool.take(total);
+            if rounds == 1 {
                 let mut rest: &mut [f32] = &mut values;
                 for t in operands {
                     let (part, later) = rest.split_at_mut(t.count());
@@ -58,12 +84,12 @@ impl Op for Concat {
                     rest = later;
                 }
             } else {
-                let mut at = 0;
+                let (mut at, row) = (0, total / rounds);
                 for t in operands {
                     let packed = t.to_packed(cx)?;
                     let from = packed.packed_singles().ok_or("not packed")?;
-                    let width = t.shape[axis] * inner;
-                    for o in 0..outer {
+                    let width = t.count() / rounds;
+                    for o in 0..rounds {
                         values[o * row + at..][..width].copy_from_slice(&from[o * width..][..width]);
                     }
                     at += width;
@@ -79,10 +105,10 @@ impl Op for Concat {
             })
             .collect();
         let ints = ints?;
-        let mut values = Vec::with_capacity(count(&shape));
-        for o in 0..outer {
-            for (t, v) in operands.iter().zip(&ints) {
-                let width = t.shape[axis] * inner;
+        let mut values = Vec::with_capacity(total);
+        for o in 0..rounds {
+            for v in &ints {
+                let width = v.len() / rounds;
                 values.extend_from_slice(&v[o * width..][..width]);
             }
         }
@@ -93,8 +119,13 @@ impl Op for Concat {
         }])
     }
 
+    fn joins(&self, shapes: &[&[usize]]) -> Option<usize> {
+        is_float(self.dtype).then(|| self.shape(shapes).ok()).flatten().map(|(axis, _)| axis)
+    }
+
     fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {
         let axis = axis_of(self.axis, shapes.first()?.len()).ok()?;
-        (is_float(self.dtype) && axis + 1 == shapes[0].len()).then(|| vec![Step::Concat])
+        let rows = is_float(self.dtype) && self.how == How::SideBySide && axis + 1 == shapes[0].len();
+        rows.then(|| vec![Step::Concat])
     }
 }

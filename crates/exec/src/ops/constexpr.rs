@@ -10,10 +10,7 @@ use kvbaton_kernels::rows::Isa;
 use kvbaton_mil::program::{Argument, Constant, ConstantData, DataType, ValueId};
 
 use super::{Form, Reason, axis_of};
-use crate::compressed::{
-    Compressed, Grid, Lookup, Mask, Numbers, Recipe, Shift, Stored, WeightCache, WeightKey, WeightStorage,
-};
-use crate::memory::FloatBuf;
+use crate::compressed::{Compressed, Grid, Lookup, Mask, Numbers, Recipe, Shift, Stored, WeightKey};
 use crate::tensor::{Data, Tensor, count, is_float};
 
 /// A result of a decompression.
@@ -29,16 +26,9 @@ pub(crate) enum Part {
     Sparse { mask: Mask, dense: Recipe, dtype: DataType },
 }
 
-/// How weights are kept.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep<'a> {
-    pub(crate) storage: WeightStorage,
-    pub(crate) cache: &'a WeightCache,
-}
-
 type Decompress = fn(&Form<'_>) -> Result<Vec<Built>, Reason>;
 
-/// A result before it is decided how it is kept.
+/// A result before it is checked against the program.
 enum Built {
     Dense { recipe: Recipe, shape: Vec<usize>, dtype: DataType },
     Part(Part),
@@ -55,7 +45,7 @@ const DECOMPRESSIONS: &[(&str, Decompress)] = &[
 ];
 
 /// The results of a decompression, one an output; `None` if the operation is none.
-pub(crate) fn evaluate(form: &Form<'_>, keep: Keep<'_>) -> Option<Result<Vec<(ValueId, Part)>, Reason>> {
+pub(crate) fn evaluate(form: &Form<'_>) -> Option<Result<Vec<(ValueId, Part)>, Reason>> {
     let (_, decompress) = DECOMPRESSIONS.iter().find(|(name, _)| *name == form.op.kind)?;
     Some(decompress(form).and_then(|built| {
         if built.len() != form.op.outputs.len() {
@@ -69,7 +59,7 @@ pub(crate) fn evaluate(form: &Form<'_>, keep: Keep<'_>) -> Option<Result<Vec<(Va
                     if declared.fixed_shape().as_ref() != Some(&shape) {
                         return Err(format!("comes out as {shape:?}, declared {declared}"));
                     }
-                    dense(form, recipe, shape, dtype, declared.dtype, keep)?
+                    dense(form, recipe, shape, dtype, declared.dtype)?
                 }
             };
             Ok((*id, part))
@@ -83,14 +73,13 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     DECOMPRESSIONS.iter().map(|(name, _)| *name)
 }
 
-/// A dense result, kept as asked.
+/// A dense result, still compressed.
 fn dense(
     form: &Form<'_>,
     recipe: Recipe,
     shape: Vec<usize>,
     dtype: DataType,
     declared: DataType,
-    keep: Keep<'_>,
 ) -> Result<Part, Reason> {
     if dtype != declared {
         return Err(format!("comes out as {dtype}, declared {declared}"));
@@ -98,22 +87,8 @@ fn dense(
     if !is_float(dtype) {
         return Ok(Part::Integers { recipe, shape, dtype });
     }
-    let weight = Compressed::new(recipe, dtype, count(&shape));
-    let data = match (keep.storage, dtype) {
-        (WeightStorage::Streamed, _) => Data::Compressed(Arc::new(weight)),
-        (WeightStorage::Resident, DataType::Float16) => {
-            let make = || weight.to_halves(Isa::best());
-            Data::Half(match key(form) {
-                Some(key) => keep.cache.get_or(key, make),
-                None => Arc::new(make()),
-            })
-        }
-        (WeightStorage::Resident, _) => {
-            let mut values = vec![0.0; weight.count()];
-            weight.copy_to(Isa::best(), 0, &mut values);
-            Data::Float(Arc::new(FloatBuf::owned(values)))
-        }
-    };
+    let weight = Compressed::new(recipe, dtype, count(&shape), key(form));
+    let data = Data::Compressed(Arc::new(weight));
     Ok(Part::Weight(Tensor::new(dtype, shape, data)))
 }
 

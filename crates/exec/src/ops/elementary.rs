@@ -1,38 +1,77 @@
-//! Functions of one value: `exp`, `silu`, `gelu`, `sqrt`, `identity`, …
+//! Functions of one value: `exp`, `silu`, `gelu`, `sqrt`, `clip`, `identity`, …
 //!
 //! On fp16 values, functions without a vector kernel go through a table of all 65,536 results, which is exact.
 
-use kvbaton_kernels::rows::{Table, Unary};
+use kvbaton_kernels::rows::{Pointwise, Table, Unary};
 use kvbaton_mil::program::DataType;
 
-use super::{Form, Op, Reason, half, split_last};
+use super::{Form, Op, Reason, functions, half, split_last};
 use crate::tensor::{Context, Tensor, is_float};
 use crate::tile::{self, Step};
 
 #[derive(Debug)]
 struct Elementary {
-    /// `None` passes every type through.
-    f: Option<Unary>,
+    f: Function,
     dtype: DataType,
+}
+
+#[derive(Debug)]
+enum Function {
+    /// Passes every type through.
+    Identity,
+    Floats(Unary),
+    Ints(Integers),
+}
+
+/// A function of integers, wrapping.
+#[derive(Debug)]
+enum Integers {
+    Abs,
+    Sign,
+    Square,
+    AtLeast(i32),
 }
 
 /// `x²`, for `pow` with the exponent 2.
 pub(super) fn square(dtype: DataType) -> impl Op {
     // `y`, the exponent, stays an operand and is not looked at.
-    Elementary { f: Some(Unary::Square), dtype }
+    Elementary { f: Function::Floats(Unary::Square), dtype }
 }
 
 pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     form.operand("x")?;
     let dtype = form.dtype()?;
-    if form.op.kind == "identity" {
-        return Ok(Box::new(Elementary { f: None, dtype }));
-    }
-    let dtype = if dtype == DataType::Int32 { dtype } else { form.float_dtype()? };
-    if !is_float(dtype) {
-        return Err(format!("on {dtype} values"));
-    }
     let f = match form.op.kind.as_str() {
+        "identity" => Function::Identity,
+        _ if !super::alike(form.argument_dtype("x")?, dtype) => {
+            return Err(format!("from {} to {dtype}", form.argument_dtype("x")?));
+        }
+        _ if is_float(dtype) => Function::Floats(of_floats(form, dtype)?),
+        kind => Function::Ints(match kind {
+            _ if dtype != DataType::Int32 => return Err(format!("on {dtype} values")),
+            "abs" => Integers::Abs,
+            "sign" => Integers::Sign,
+            "square" => Integers::Square,
+            "threshold" => {
+                let alpha = form.int("alpha")?.ok_or("`alpha` is missing")?;
+                Integers::AtLeast(i32::try_from(alpha).map_err(|e| e.to_string())?)
+            }
+            _ => return Err(format!("on {dtype} values")),
+        }),
+    };
+    Ok(Box::new(Elementary { f, dtype }))
+}
+
+fn of_floats(form: &Form<'_>, dtype: DataType) -> Result<Unary, Reason> {
+    let required = |name: &str| {
+        if form.constant(name).is_some() {
+            form.float(name, 0.0)
+        } else {
+            Err(format!("`{name}` is missing or computed"))
+        }
+    };
+    let two = || Ok::<_, Reason>((required("alpha")?, required("beta")?));
+    Ok(match form.op.kind.as_str() {
         "exp" => Unary::Exp,
         "silu" => Unary::Silu,
         "sigmoid" => Unary::Sigmoid,
@@ -40,99 +79,84 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
         "sqrt" => Unary::Sqrt,
         "rsqrt" => Unary::Rsqrt { epsilon: form.float("epsilon", 1e-12)? },
         "inverse" => Unary::Inverse { epsilon: form.float("epsilon", 1e-4)? },
-        "abs" => Unary::Scalar(f32::abs),
-        "relu" => Unary::Scalar(relu),
-        "tanh" => pointwise(dtype, f32::tanh),
-        "erf" => pointwise(dtype, erf),
-        "sin" => pointwise(dtype, f32::sin),
+        "abs" => pointwise(dtype, f32::abs),
+        "acos" => pointwise(dtype, f32::acos),
+        "asin" => pointwise(dtype, f32::asin),
+        "atan" => pointwise(dtype, f32::atan),
+        "atanh" => pointwise(dtype, f32::atanh),
+        "ceil" => pointwise(dtype, f32::ceil),
         "cos" => pointwise(dtype, f32::cos),
+        "cosh" => pointwise(dtype, f32::cosh),
+        "erf" => pointwise(dtype, functions::erf),
+        "exp2" => pointwise(dtype, f32::exp2),
+        "floor" => pointwise(dtype, f32::floor),
+        "relu" => pointwise(dtype, functions::relu),
+        "relu6" => pointwise(dtype, |x| clamped(x, 0.0, 6.0)),
+        "round" => pointwise(dtype, f32::round_ties_even),
+        "sign" => pointwise(dtype, functions::sign),
+        "sin" => pointwise(dtype, f32::sin),
+        "sinh" => pointwise(dtype, f32::sinh),
+        "softplus" => pointwise(dtype, functions::softplus),
+        "softsign" => pointwise(dtype, |x| x / (1.0 + x.abs())),
+        "tan" => pointwise(dtype, f32::tan),
+        "tanh" => pointwise(dtype, f32::tanh),
         "log" => {
-            let epsilon = form.float("epsilon", 1e-45)?;
-            if half(dtype) {
-                Unary::Table(Table::new(move |x| (x + epsilon).ln()))
-            } else if epsilon <= f32::MIN_POSITIVE {
-                // Beside any normal value it is nothing.
-                Unary::Scalar(|x| (x + 1e-45).ln())
-            } else {
-                return Err(format!("on fp32 values with epsilon {epsilon}"));
-            }
+            let epsilon = form.float("epsilon", if half(dtype) { 0.0 } else { 1e-45 })?;
+            pointwise(dtype, move |x| (x + epsilon).ln())
+        }
+        "clip" => {
+            let (low, high) = two()?;
+            pointwise(dtype, move |x| clamped(x, low, high))
+        }
+        "threshold" => {
+            let alpha = required("alpha")?;
+            pointwise(dtype, move |x| if x < alpha { alpha } else { x })
+        }
+        "thresholded_relu" => {
+            let alpha = required("alpha")?;
+            pointwise(dtype, move |x| if x < alpha { 0.0 } else { x })
+        }
+        "leaky_relu" => {
+            let alpha = required("alpha")?;
+            pointwise(dtype, move |x| if x < 0.0 { alpha * x } else { x })
+        }
+        "elu" => {
+            let alpha = required("alpha")?;
+            pointwise(dtype, move |x| if x < 0.0 { alpha * x.exp_m1() } else { x })
+        }
+        "clamped_relu" => {
+            let (alpha, beta) = two()?;
+            pointwise(dtype, move |x| if x < 0.0 { (alpha * x).min(beta) } else { clamped(x, 0.0, beta) })
+        }
+        "linear_activation" => {
+            let (alpha, beta) = two()?;
+            pointwise(dtype, move |x| alpha * x + beta)
+        }
+        "scaled_tanh" => {
+            let (alpha, beta) = two()?;
+            pointwise(dtype, move |x| alpha * (x * beta).tanh())
+        }
+        "sigmoid_hard" => {
+            let (alpha, beta) = two()?;
+            pointwise(dtype, move |x| clamped(alpha * x + beta, 0.0, 1.0))
         }
         _ => match form.text("mode")?.unwrap_or("EXACT") {
-            "EXACT" => pointwise(dtype, gelu),
-            "TANH_APPROXIMATION" => pointwise(dtype, gelu_tanh),
-            "SIGMOID_APPROXIMATION" => pointwise(dtype, gelu_sigmoid),
+            "EXACT" => pointwise(dtype, functions::gelu),
+            "TANH_APPROXIMATION" => pointwise(dtype, functions::gelu_tanh),
+            "SIGMOID_APPROXIMATION" => pointwise(dtype, functions::gelu_sigmoid),
             mode => return Err(format!("mode {mode}")),
         },
-    };
-    Ok(Box::new(Elementary { f: Some(f), dtype }))
+    })
 }
 
-fn pointwise(dtype: DataType, f: fn(f32) -> f32) -> Unary {
-    if half(dtype) { Unary::Table(Table::new(f)) } else { Unary::Scalar(f) }
+/// `x` within bounds; NaN stays, and bounds the wrong way round give the upper one, as numpy's.
+fn clamped(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
 }
 
-fn relu(x: f32) -> f32 {
-    if x < 0.0 { 0.0 } else { x }
-}
-
-fn gelu(x: f32) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "the result is an f32")]
-    let y = (0.5 * f64::from(x) * (1.0 + erf64(f64::from(x) / std::f64::consts::SQRT_2))) as f32;
-    // -inf times 0
-    if x == f32::NEG_INFINITY { -0.0 } else { y }
-}
-
-fn gelu_tanh(x: f32) -> f32 {
-    if x == f32::NEG_INFINITY {
-        return -0.0;
-    }
-    let x = f64::from(x);
-    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-    #[expect(clippy::cast_possible_truncation, reason = "the result is an f32")]
-    let y = (0.5 * x * (1.0 + inner.tanh())) as f32;
-    y
-}
-
-fn gelu_sigmoid(x: f32) -> f32 {
-    if x == f32::NEG_INFINITY {
-        return -0.0;
-    }
-    let x = f64::from(x);
-    #[expect(clippy::cast_possible_truncation, reason = "the result is an f32")]
-    let y = (x / (1.0 + (-1.702 * x).exp())) as f32;
-    y
-}
-
-fn erf(x: f32) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "the result is an f32")]
-    let y = erf64(f64::from(x)) as f32;
-    y
-}
-
-/// The error function, to about 1e-15: its Taylor series near 0, the continued fraction of its complement beyond.
-fn erf64(x: f64) -> f64 {
-    let a = x.abs();
-    if a.is_nan() {
-        return x;
-    }
-    let y = if a < 2.5 {
-        let (mut term, mut sum, mut n) = (a, a, 0.0);
-        while term.abs() > 1e-18 * sum.abs() && n < 100.0 {
-            n += 1.0;
-            term *= -a * a / n;
-            sum += term / (2.0 * n + 1.0);
-        }
-        sum * std::f64::consts::FRAC_2_SQRT_PI
-    } else if a < 6.0 {
-        let mut fraction = a;
-        for n in (1..=60).rev() {
-            fraction = a + f64::from(n) / 2.0 / fraction;
-        }
-        1.0 - (-a * a).exp() / (fraction * std::f64::consts::PI.sqrt())
-    } else {
-        1.0
-    };
-    y.copysign(x)
+fn pointwise(dtype: DataType, f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Unary {
+    if half(dtype) { Unary::Table(Table::new(f)) } else { Unary::Scalar(Pointwise::new(f)) }
 }
 
 impl Op for Elementary {
@@ -141,36 +165,31 @@ impl Op for Elementary {
     }
 
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
-        let Some(f) = &self.f else { return Ok(vec![operands[0].clone()]) };
         let shape = operands[0].shape.clone();
-        let (lead, len) = split_last(&shape);
-        let step = Step::Unary { f: f.clone(), half: half(self.dtype) };
-        let values = tile::single(cx, step, &operands[..1], &[len], lead, len)?;
-        Ok(vec![Tensor::floats(self.dtype, shape, values)])
+        Ok(vec![match &self.f {
+            Function::Identity => operands[0].clone(),
+            Function::Floats(f) => {
+                let (lead, len) = split_last(&shape);
+                let step = Step::Unary { f: f.clone(), half: half(self.dtype) };
+                let values = tile::single(cx, step, &operands[..1], &[len], lead, len)?;
+                Tensor::floats(self.dtype, shape, values)
+            }
+            Function::Ints(f) => {
+                let apply = |x: i32| match f {
+                    Integers::Abs => x.wrapping_abs(),
+                    Integers::Sign => x.signum(),
+                    Integers::Square => x.wrapping_mul(x),
+                    Integers::AtLeast(alpha) => x.max(*alpha),
+                };
+                Tensor::ints(self.dtype, shape, operands[0].int_values()?.into_iter().map(apply).collect())
+            }
+        }])
     }
 
     fn by_rows(&self, _: &[&[usize]]) -> Option<Vec<Step>> {
-        Some(vec![Step::Unary { f: self.f.clone()?, half: half(self.dtype) }])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Values of the error function to 15 digits (Abramowitz and Stegun 7.1; mpmath).
-    #[test]
-    fn erf_equals_tabulated_values() {
-        for (x, want) in [
-            (0.0, 0.0),
-            (0.5, 0.520_499_877_813_046_5),
-            (1.0, 0.842_700_792_949_714_9),
-            (2.0, 0.995_322_265_018_952_7),
-            (2.6, 0.999_763_965_583_470_6),
-            (3.0, 0.999_977_909_503_001_4),
-        ] {
-            assert!((erf64(x) - want).abs() < 1e-13, "erf({x}) = {}", erf64(x));
-            assert_eq!(erf64(-x), -erf64(x));
+        match &self.f {
+            Function::Floats(f) => Some(vec![Step::Unary { f: f.clone(), half: half(self.dtype) }]),
+            Function::Identity | Function::Ints(_) => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `layer_norm` over trailing axes.
+//! `layer_norm` over any axes.
 
 use super::{Form, Op, Reason, axis_of, half};
 use crate::tensor::{Context, Tensor, count};
@@ -27,27 +27,23 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
 }
 
 impl LayerNorm {
-    /// The first normalised dimension; all after it must be normalised, too.
-    fn from(&self, shape: &[usize]) -> Result<usize, Reason> {
+    /// The order that puts the normalised dimensions last, and how many are not normalised.
+    fn order(&self, shape: &[usize]) -> Result<(Vec<usize>, usize), Reason> {
         let rank = shape.len();
-        let mut axes = match &self.axes {
-            Some(axes) => axes.iter().map(|a| axis_of(*a, rank)).collect::<Result<Vec<_>, _>>()?,
-            None => (0..rank).collect(),
-        };
-        axes.sort_unstable();
-        let from = rank - axes.len().min(rank);
-        if axes != (from..rank).collect::<Vec<_>>() {
-            return Err(format!(
-                "over axes {axes:?} of a tensor of rank {rank}, which are not the last ones"
-            ));
+        let mut normalised = vec![self.axes.is_none(); rank];
+        for a in self.axes.iter().flatten() {
+            normalised[axis_of(*a, rank)?] = true;
         }
-        let len = count(&shape[from..]);
+        let (mut order, inner): (Vec<usize>, Vec<usize>) = (0..rank).partition(|d| !normalised[*d]);
+        let len = inner.iter().map(|d| shape[*d]).product::<usize>();
         for (name, v) in [("gamma", &self.gamma), ("beta", &self.beta)] {
             if let Some(v) = v.as_ref().filter(|v| v.len() != len) {
                 return Err(format!("`{name}` has {} values, a row has {len}", v.len()));
             }
         }
-        Ok(from)
+        let from = order.len();
+        order.extend(inner);
+        Ok((order, from))
     }
 
     fn step(&self) -> Step {
@@ -58,22 +54,26 @@ impl LayerNorm {
 
 impl Op for LayerNorm {
     fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
-        self.from(shapes[0])?;
+        self.order(shapes[0])?;
         Ok(Some(vec![shapes[0].to_vec()]))
     }
 
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
-        let x = &operands[0];
-        let from = self.from(&x.shape)?;
+        let (order, from) = self.order(&operands[0].shape)?;
+        let x = operands[0].permuted(&order);
         let len = count(&x.shape[from..]);
         let mut rows = x.shape[..from].to_vec();
         rows.push(len);
         let flat = x.reshaped(cx, &rows)?;
         let values = tile::single(cx, self.step(), &[flat], &[len], &x.shape[..from], len)?;
-        Ok(vec![Tensor::floats(self.dtype, x.shape.clone(), values)])
+        // Every dimension goes back to its place.
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(i, d)| back[*d] = i);
+        Ok(vec![Tensor::floats(self.dtype, x.shape, values).permuted(&back)])
     }
 
     fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {
-        (self.from(shapes[0]).ok()? + 1 == shapes[0].len()).then(|| vec![self.step()])
+        let (order, from) = self.order(shapes[0]).ok()?;
+        (order.is_sorted() && from + 1 == shapes[0].len()).then(|| vec![self.step()])
     }
 }

@@ -45,6 +45,11 @@ fn swapped(t: &Tensor, swap: bool) -> Tensor {
 }
 
 impl Matmul {
+    /// The product of operands as they are.
+    pub(super) fn plain(dtype: DataType) -> Matmul {
+        Matmul { transpose_x: false, transpose_y: false, dtype }
+    }
+
     pub(crate) fn dtype(&self) -> DataType {
         self.dtype
     }

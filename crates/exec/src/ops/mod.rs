@@ -8,20 +8,33 @@ mod cast;
 mod compare;
 mod concat;
 mod constexpr;
+mod conv;
+mod cumsum;
+mod einsum;
 mod elementary;
+mod elements;
+mod fill;
+mod functions;
 mod gather;
 mod layer_norm;
 mod linear;
 mod logic;
 mod matmul;
+mod norm;
+mod pad;
+mod places;
 mod range;
 mod reduce;
 mod reshape;
+mod scatter;
 mod select;
 mod shape;
 mod slice;
+mod slice_update;
 mod softmax;
+mod sort;
 mod split;
+pub(crate) mod states;
 mod tile;
 mod transpose;
 
@@ -34,10 +47,10 @@ use kvbaton_mil::program::{
     Argument, Constant, ConstantData, DataType, Function, Op as MilOp, ValueId, ValueType,
 };
 
-use crate::tensor::{Context, Tensor};
+use crate::tensor::{Context, Data, Tensor};
 use crate::tile::Step;
 
-pub(crate) use constexpr::{Keep, Part, evaluate as decompress};
+pub(crate) use constexpr::{Part, evaluate as decompress};
 pub(crate) use matmul::Matmul;
 
 /// Why an operation is refused or failed; the caller adds where.
@@ -59,6 +72,11 @@ pub(crate) trait Op: Debug + Send + Sync {
     /// When the operation is not defined for such operands.
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason>;
 
+    /// As [`Op::eval`], for operands of which some have no other user: their memory can take the result.
+    fn eval_owned(&self, cx: &Context, operands: Vec<Tensor>) -> Result<Vec<Tensor>, Reason> {
+        self.eval(cx, &operands)
+    }
+
     /// The operation as steps of a row program, one for each result, if for operands of these shapes every row of a
     /// result depends on that row of the operands alone.
     fn by_rows(&self, _shapes: &[&[usize]]) -> Option<Vec<Step>> {
@@ -75,6 +93,11 @@ pub(crate) trait Op: Debug + Send + Sync {
         false
     }
 
+    /// The axis along which it puts its operands one after the other, if that is all it does.
+    fn joins(&self, _shapes: &[&[usize]]) -> Option<usize> {
+        None
+    }
+
     /// The operation as a matrix product, for attention.
     fn as_matmul(&self) -> Option<&Matmul> {
         None
@@ -88,6 +111,16 @@ pub(crate) enum Operand {
     Fixed(Tensor),
 }
 
+impl Operand {
+    /// The value, if it is computed at run time.
+    pub(crate) fn value(&self) -> Option<ValueId> {
+        match self {
+            Operand::Value(id) => Some(*id),
+            Operand::Fixed(_) => None,
+        }
+    }
+}
+
 /// An operation as the package writes it, while it is being built.
 pub(crate) struct Form<'a> {
     pub(crate) package: &'a Arc<Package>,
@@ -97,6 +130,8 @@ pub(crate) struct Form<'a> {
     pub(crate) constants: &'a HashMap<ValueId, &'a Constant>,
     /// Results of decompressions.
     pub(crate) decompressed: &'a HashMap<ValueId, Part>,
+    /// Values that stand for others: what `read_state` returns.
+    pub(crate) aliases: &'a HashMap<ValueId, Operand>,
     /// Operands asked for so far.
     pub(crate) operands: Vec<Operand>,
 }
@@ -120,28 +155,32 @@ impl<'a> Form<'a> {
         }
     }
 
-    fn push(&mut self, name: &str, argument: &Argument) -> Result<(), Reason> {
+    /// What an argument stands for.
+    fn resolve(&self, name: &str, argument: &Argument) -> Result<Operand, Reason> {
         let constant = match argument {
             Argument::Constant(c) => Some(c),
             Argument::Value(id) => self.constants.get(id).copied(),
         };
-        if let Argument::Value(id) = argument
-            && let Some(part) = self.decompressed.get(id)
-        {
-            let Part::Weight(tensor) = part else {
-                return Err(format!("`{name}` is a part of a compressed weight, not a weight"));
-            };
-            self.operands.push(Operand::Fixed(tensor.clone()));
-            return Ok(());
+        if let Some(c) = constant {
+            let tensor = Tensor::constant(self.package, c);
+            let tensor = tensor.ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?;
+            return Ok(Operand::Fixed(tensor));
         }
-        let operand = match (constant, argument) {
-            (Some(c), _) => Operand::Fixed(
-                Tensor::constant(self.package, c)
-                    .ok_or_else(|| format!("`{name}` is a constant of type {}", c.ty))?,
-            ),
-            (None, Argument::Value(id)) => Operand::Value(*id),
-            (None, Argument::Constant(_)) => return Err(format!("`{name}` is not handled")),
-        };
+        match argument {
+            Argument::Value(id) => Ok(match (self.decompressed.get(id), self.aliases.get(id)) {
+                (Some(Part::Weight(tensor)), _) => Operand::Fixed(tensor.clone()),
+                (Some(_), _) => {
+                    return Err(format!("`{name}` is a part of a compressed weight, not a weight"));
+                }
+                (None, Some(operand)) => operand.clone(),
+                (None, None) => Operand::Value(*id),
+            }),
+            Argument::Constant(_) => Err(format!("`{name}` is not handled")),
+        }
+    }
+
+    fn push(&mut self, name: &str, argument: &Argument) -> Result<(), Reason> {
+        let operand = self.resolve(name, argument)?;
         self.operands.push(operand);
         Ok(())
     }
@@ -175,12 +214,42 @@ impl<'a> Form<'a> {
         Ok(Some(values.into_iter().map(i64::from).collect()))
     }
 
+    /// One integer from each argument of a list, all known at load.
+    fn int_list(&self, name: &str) -> Result<Vec<i64>, Reason> {
+        let list = self.op.inputs.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
+        let one = |argument: &Argument| match self.resolve(name, argument)? {
+            Operand::Fixed(t) if t.count() == 1 => match &t.data {
+                Data::Bool(_) => Ok(i64::from(t.bool_values()?[0])),
+                _ => Ok(i64::from(t.int_values()?[0])),
+            },
+            _ => Err(format!("`{name}` is not a list of constant numbers")),
+        };
+        list.iter().map(one).collect()
+    }
+
+    /// Whether the function is written in an older opset than this one.
+    fn is_before(&self, opset: &str) -> bool {
+        let number = |opset: &str| opset.strip_prefix("CoreML").and_then(|n| n.parse::<u32>().ok());
+        match (number(&self.function.opset), number(opset)) {
+            (Some(have), Some(wanted)) => have < wanted,
+            _ => false,
+        }
+    }
+
     fn int(&self, name: &str) -> Result<Option<i64>, Reason> {
         match self.ints(name)?.as_deref() {
             None => Ok(None),
             Some([value]) => Ok(Some(*value)),
             Some(values) => Err(format!("`{name}` has {} values, not one", values.len())),
         }
+    }
+
+    /// Integers of an argument that is known at load; otherwise it becomes the next operand.
+    fn ints_or_operand(&mut self, name: &str) -> Result<Option<Vec<i64>>, Reason> {
+        if self.constant(name).is_some() {
+            return self.ints(name);
+        }
+        self.operand(name).map(|()| None)
     }
 
     fn flags(&self, name: &str) -> Result<Option<Vec<bool>>, Reason> {
@@ -212,6 +281,17 @@ impl<'a> Form<'a> {
         }
     }
 
+    /// One number of any type that is known at load; `None` when it is not given.
+    fn number(&self, name: &str) -> Result<Option<f64>, Reason> {
+        match self.constant(name) {
+            Some(c) if crate::tensor::is_float(c.ty.dtype) => {
+                self.float(name, 0.0).map(|v| Some(f64::from(v)))
+            }
+            #[expect(clippy::cast_precision_loss, reason = "integers of at most 32 bits")]
+            _ => Ok(self.int(name)?.map(|v| v as f64)),
+        }
+    }
+
     fn text(&self, name: &str) -> Result<Option<&'a str>, Reason> {
         match self.constant(name).map(|c| &c.data) {
             Some(ConstantData::Strings(s)) if s.len() == 1 => Ok(Some(&s[0])),
@@ -222,9 +302,14 @@ impl<'a> Form<'a> {
 
     /// Element type of the first result.
     fn dtype(&self) -> Result<DataType, Reason> {
-        match self.op.outputs.first().map(|id| &self.function.value(*id).ty) {
+        self.output_dtype(0)
+    }
+
+    /// Element type of result `i`.
+    fn output_dtype(&self, i: usize) -> Result<DataType, Reason> {
+        match self.op.outputs.get(i).map(|id| &self.function.value(*id).ty) {
             Some(ValueType::Tensor(ty)) => Ok(ty.dtype),
-            _ => Err("its result is no tensor".to_owned()),
+            _ => Err(format!("its result {i} is no tensor")),
         }
     }
 
@@ -248,9 +333,26 @@ impl<'a> Form<'a> {
     }
 }
 
+/// Whether values of one type can stand for the other: a run may keep in `f32` what the program declares fp16.
+pub(crate) fn alike(a: DataType, b: DataType) -> bool {
+    a == b || (crate::tensor::is_float(a) && crate::tensor::is_float(b))
+}
+
 /// Whether results of this type are rounded to fp16.
 pub(crate) fn half(dtype: DataType) -> bool {
     dtype == DataType::Float16
+}
+
+/// The integers of an operand.
+pub(crate) fn wide(tensor: &Tensor) -> Result<Vec<i64>, Reason> {
+    Ok(tensor.int_values()?.into_iter().map(i64::from).collect())
+}
+
+/// Rounds results of the type `dtype`.
+pub(crate) fn round(values: &mut [f32], dtype: DataType) {
+    if half(dtype) {
+        values.iter_mut().for_each(|v| *v = half::f16::from_f32(*v).to_f32());
+    }
 }
 
 /// `axis`, counted from the end when negative, as an index below `rank`.
@@ -290,66 +392,125 @@ type Builder = fn(&mut Form<'_>) -> Result<Box<dyn Op>, Reason>;
 /// Every operation by MIL's name (`const` is read at load and never runs).
 const OPS: &[(&str, Builder)] = &[
     ("abs", elementary::build),
+    ("acos", elementary::build),
     ("add", arithmetic::build),
+    ("argsort", sort::build),
+    ("asin", elementary::build),
+    ("atan", elementary::build),
+    ("atanh", elementary::build),
+    ("band_part", fill::band_part),
+    ("batch_norm", norm::build),
     ("cast", cast::build),
+    ("ceil", elementary::build),
+    ("clamped_relu", elementary::build),
+    ("clip", elementary::build),
     ("concat", concat::build),
+    ("conv", conv::build),
     ("cos", elementary::build),
+    ("cosh", elementary::build),
+    ("cumsum", cumsum::build),
+    ("einsum", einsum::build),
+    ("elu", elementary::build),
     ("equal", compare::build),
     ("erf", elementary::build),
     ("exp", elementary::build),
+    ("exp2", elementary::build),
     ("expand_dims", reshape::build),
+    ("fill", fill::build),
+    ("fill_like", fill::like),
+    ("flatten2d", reshape::build),
+    ("floor", elementary::build),
     ("floor_div", arithmetic::build),
     ("gather", gather::build),
+    ("gather_along_axis", gather::build),
+    ("gather_nd", gather::build),
     ("gelu", elementary::build),
     ("greater", compare::build),
     ("greater_equal", compare::build),
     ("identity", elementary::build),
+    ("instance_norm", norm::build),
     ("inverse", elementary::build),
+    ("l2_norm", norm::build),
     ("layer_norm", layer_norm::build),
+    ("leaky_relu", elementary::build),
     ("less", compare::build),
     ("less_equal", compare::build),
     ("linear", linear::build),
+    ("linear_activation", elementary::build),
     ("log", elementary::build),
     ("logical_and", logic::build),
     ("logical_not", logic::build),
     ("logical_or", logic::build),
+    ("logical_xor", logic::build),
     ("matmul", matmul::build),
     ("maximum", arithmetic::build),
     ("minimum", arithmetic::build),
     ("mod", arithmetic::build),
     ("mul", arithmetic::build),
+    ("non_zero", fill::non_zero),
     ("not_equal", compare::build),
+    ("one_hot", fill::one_hot),
+    ("pad", pad::build),
     ("pow", arithmetic::build),
+    ("prelu", norm::build),
     ("range_1d", range::build),
     ("real_div", arithmetic::build),
+    ("reduce_argmax", reduce::build),
+    ("reduce_argmin", reduce::build),
+    ("reduce_l1_norm", reduce::build),
+    ("reduce_l2_norm", reduce::build),
+    ("reduce_log_sum", reduce::build),
+    ("reduce_log_sum_exp", reduce::build),
     ("reduce_max", reduce::build),
     ("reduce_mean", reduce::build),
     ("reduce_min", reduce::build),
+    ("reduce_prod", reduce::build),
     ("reduce_sum", reduce::build),
     ("reduce_sum_square", reduce::build),
     ("relu", elementary::build),
+    ("relu6", elementary::build),
     ("reshape", reshape::build),
+    ("reshape_like", reshape::build),
+    ("reverse", slice::reverse),
+    ("round", elementary::build),
     ("rsqrt", elementary::build),
+    ("scaled_tanh", elementary::build),
+    ("scatter", scatter::build),
+    ("scatter_along_axis", scatter::build),
+    ("scatter_nd", scatter::build),
     ("select", select::build),
     ("shape", shape::build),
     ("sigmoid", elementary::build),
+    ("sigmoid_hard", elementary::build),
+    ("sign", elementary::build),
     ("silu", elementary::build),
     ("sin", elementary::build),
+    ("sinh", elementary::build),
     ("slice_by_index", slice::build),
+    ("slice_by_size", slice::by_size),
+    ("slice_update", slice_update::build),
     ("softmax", softmax::build),
+    ("softplus", elementary::build),
+    ("softplus_parametric", norm::build),
+    ("softsign", elementary::build),
     ("split", split::build),
     ("sqrt", elementary::build),
     ("square", elementary::build),
     ("squeeze", reshape::build),
+    ("stack", concat::build),
     ("sub", arithmetic::build),
+    ("tan", elementary::build),
     ("tanh", elementary::build),
+    ("threshold", elementary::build),
+    ("thresholded_relu", elementary::build),
     ("tile", tile::build),
+    ("topk", sort::build),
     ("transpose", transpose::build),
 ];
 
 /// MIL's names of the operations the executor runs; `const` apart.
 pub fn supported_ops() -> impl Iterator<Item = &'static str> {
-    constexpr::names().chain(OPS.iter().map(|(name, _)| *name))
+    constexpr::names().chain(states::NAMES).chain(OPS.iter().map(|(name, _)| *name))
 }
 
 /// How to build the operation `kind`.

@@ -1,36 +1,63 @@
 //! Boxes whose elements are neighbours along one axis in the source and along another in the destination.
 
+use std::mem::MaybeUninit;
+
 use super::route::Axis;
 use super::{BoxMove, Job};
 use crate::arch::{Lines, Matrix};
 
-/// Bytes of the buffer in which a block is turned before it is written or converted.
+/// Bytes of the buffer in which a block is turned before it is converted.
 const STAGE: usize = 16384;
+
+/// Bytes of the buffer in which lines are gathered: several cache lines of each source line, and well inside a
+/// second-level cache.
+const GATHER: usize = 65536;
 
 /// Bytes of a source line in a block: several cache lines, so that each visit to a page pays.
 const SRC_LINE: usize = 256;
+
+#[repr(C, align(64))]
+struct Gather([u8; GATHER]);
 
 #[repr(C, align(64))]
 struct Stage([u8; STAGE]);
 
 /// Transposes without conversion.
 ///
+/// Where the destination is packed, blocks are turned in a buffer and written by one long `memcpy`, which, as the C
+/// library sees fit, need not read the lines that it overwrites.
+///
 /// # Safety
 ///
 /// As for [`super::move_box`]; `col` is packed in the source, `row` in the destination, encodings are equal.
 pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
+    let bytes = job.mv.src.bytes();
+    let line = row.extent * bytes;
+    // Whole cache lines of the source.
+    let grain = 64 / bytes;
+    let cols_at_once = GATHER / line / grain * grain;
+    let gather = cols_at_once > 0 && col.dst == line.cast_signed();
+    let at_once = if gather { cols_at_once } else { col.extent };
+    let mut lines = MaybeUninit::<Gather>::uninit();
     for plane in 0..outer.extent.cast_signed() {
-        // SAFETY: the plane is a matrix inside the box, on both sides.
-        unsafe {
-            let matrix = Matrix {
-                src: job.src.offset(plane * outer.src),
-                src_stride: row.src,
-                dst: job.dst.offset(plane * outer.dst),
-                dst_stride: col.dst,
-                rows: row.extent,
-                cols: col.extent,
-            };
-            job.cpu.transpose(job.mv.src.bytes(), matrix);
+        for first in (0..col.extent).step_by(at_once) {
+            let cols = at_once.min(col.extent - first);
+            // SAFETY: columns `first..first + cols` of the plane are a matrix inside the box, on both sides. The buffer
+            // holds as many lines, which follow one another in the destination when they are gathered.
+            unsafe {
+                let src = job.src.offset(plane * outer.src + (first * bytes).cast_signed());
+                let dst = job.dst.offset(plane * outer.dst + first.cast_signed() * col.dst);
+                let (to, dst_stride) = if gather {
+                    (lines.as_mut_ptr().cast::<u8>(), line.cast_signed())
+                } else {
+                    (dst, col.dst)
+                };
+                let matrix = Matrix { src, src_stride: row.src, dst: to, dst_stride, rows: row.extent, cols };
+                job.cpu.transpose(bytes, matrix);
+                if gather {
+                    dst.copy_from_nonoverlapping(lines.as_ptr().cast::<u8>(), cols * line);
+                }
+            }
         }
     }
 }

@@ -177,9 +177,9 @@ impl Function for Tabulated<'_> {
 }
 
 #[derive(Clone, Copy)]
-struct Each(fn(f32) -> f32);
+struct Each<'a>(&'a (dyn Fn(f32) -> f32 + Send + Sync));
 
-impl Function for Each {
+impl Function for Each<'_> {
     #[inline(always)]
     fn apply<L: Lanes>(self, l: L, a: L::V, _: L::V) -> L::V {
         let mut values = l.to_array(a);
@@ -243,6 +243,23 @@ impl std::fmt::Debug for Table {
     }
 }
 
+/// A function that is applied to one value at a time.
+#[derive(Clone)]
+pub struct Pointwise(std::sync::Arc<dyn Fn(f32) -> f32 + Send + Sync>);
+
+impl Pointwise {
+    /// The function `f`.
+    pub fn new(f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Pointwise {
+        Pointwise(std::sync::Arc::new(f))
+    }
+}
+
+impl std::fmt::Debug for Pointwise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pointwise")
+    }
+}
+
 /// Functions of one value.
 #[derive(Clone, Debug)]
 pub enum Unary {
@@ -271,7 +288,7 @@ pub enum Unary {
     /// Any function of fp16 values; the operand must hold fp16 values.
     Table(Table),
     /// Any function, one value at a time.
-    Scalar(fn(f32) -> f32),
+    Scalar(Pointwise),
 }
 
 /// `dst[i] = f(src[i])`, rounded to fp16 if `half`.
@@ -308,7 +325,7 @@ impl Kernel for UnaryKernel<'_> {
             Unary::Rsqrt { epsilon } => map(l, src, none, dst, half, Rsqrt(*epsilon)),
             Unary::Inverse { epsilon } => map(l, src, none, dst, half, Inverse(*epsilon)),
             Unary::Table(table) => map(l, src, none, dst, false, Tabulated(&table.0)),
-            Unary::Scalar(f) => map(l, src, none, dst, half, Each(*f)),
+            Unary::Scalar(f) => map(l, src, none, dst, half, Each(&*f.0)),
         }
     }
 }

@@ -13,7 +13,7 @@ mod matmul;
 mod reduce;
 mod unpack;
 
-pub use elementwise::{Binary, Source, Table, Unary, binary, narrow, unary, widen};
+pub use elementwise::{Binary, Pointwise, Source, Table, Unary, binary, narrow, unary, widen};
 pub use matmul::{Matrix, Panels, Product, multiply, multiply_into};
 pub use reduce::{Reduction, layer_norm, reduce, softmax};
 pub use unpack::{lookup, numbers, shift_scale, unpack};

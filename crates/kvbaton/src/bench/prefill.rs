@@ -27,6 +27,10 @@ pub struct PrefillRow {
     pub tokens_per_second: f64,
     /// The most memory the process held, where it is known.
     pub peak_bytes: Option<u64>,
+    /// What the functions that ran take, computed when they were loaded: weights, activations, outputs; `None` for
+    /// engines that do not compute it.
+    #[serde(default)]
+    pub computed_bytes: Option<u64>,
 }
 
 /// Times `repeats` prefills of `tokens` tokens after one that warms.
@@ -67,6 +71,7 @@ pub fn bench_prefill(
         tokens_per_second: tokens as f64 / seconds.median,
         seconds,
         peak_bytes: peak_resident_bytes(),
+        computed_bytes: engine.computed_bytes(),
     })
 }
 

@@ -390,3 +390,21 @@ fn a_target_of_some_rows_has_their_bytes() {
     assert_eq!((block.rows.clone(), block.offset_bytes), (2..4, 2 * 4 * 2));
     assert_eq!(resolved.only_rows(&(6..9), true).blocks, []);
 }
+
+#[test]
+fn blocks_that_follow_one_another_are_one() {
+    let cache = full(1);
+    let sizes = Sizes { capacity: 32, dtype: F16, block_rows: 4, row_stride_bytes: None };
+    let of = |name: &str, table: Vec<u32>| {
+        let layout = presets::get(name).unwrap();
+        let infos = layout.tensors(&cache, &sizes).unwrap();
+        let live = LiveRows { block_table: Some(table), ..LiveRows::seen(10) };
+        let resolved = layout.resolve(&cache, &infos, &live).unwrap();
+        resolved.part(0, Part::Key).map(|b| (b.rows.clone(), b.offset_bytes)).collect::<Vec<_>>()
+    };
+    // A cell of llama.cpp is 2 heads of 4 lanes.
+    let cells: Vec<u32> = (3..8).chain(20..25).collect();
+    assert_eq!(of("llama-cpp", cells), [(0..5, 3 * 16), (5..10, 20 * 16)]);
+    // A block of vLLM is 4 rows of keys, then 4 of values: never packed one after the other.
+    assert_eq!(of("vllm-nhd", vec![1, 2, 3]).len(), 3);
+}

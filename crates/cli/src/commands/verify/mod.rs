@@ -1,0 +1,360 @@
+//! `kvbaton verify`: whether the hand-off changes the answer.
+
+mod prompts;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
+use kvbaton::{
+    CacheView, CpuPrefill, DigestCache, Error, ErrorKind, Prefill, Prefilled, Stated, Waived, files_digest,
+};
+use serde_json::{Map, Value, json};
+
+use super::described;
+use super::run::{check_models, whole_prompt};
+use super::{layout, need_host};
+use crate::Host;
+use crate::args::{Different, Verify, VerifyThresholds};
+use crate::host::{Decoder, DecoderRequest, VerifyRequest};
+use crate::printer::{Printer, table};
+
+/// Runs the verb; the answer is whether the verdict is `pass` or `tie`.
+pub(crate) fn run(
+    verb: &Verify,
+    arguments: &[OsString],
+    host: Option<&dyn Host>,
+    printer: &Printer,
+) -> Result<bool, Error> {
+    let host = need_host(host, "verify")?;
+    let thresholds = thresholds(&verb.thresholds)?;
+    check_flags(verb)?;
+    let prompts = prompts::read(&verb.prompts)?;
+    let mut packages = Packages::open(verb, host)?;
+    let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+    let mut decoder = host.decoder(&request)?;
+    let jobs = jobs(verb, &prompts, &*decoder, &mut packages)?;
+
+    let bar = printer.progress();
+    bar.set_message("verify");
+    bar.set_length(jobs.len() as u64);
+    let mut results = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        if host.interrupted() {
+            return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
+        }
+        results.push(verify_prompt(verb, job, &mut packages, &mut *decoder, thresholds)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let facts = facts(verb, arguments, host, &*decoder, &packages)?;
+    let report = VerifyReport::new(results, thresholds, facts);
+    if let Some(path) = &verb.report {
+        let document = serde_json::to_value(&report)
+            .map_err(|e| Error::new(ErrorKind::Internal, format!("the report cannot be written: {e}")))?;
+        write_whole(path, &host.page(&document)?)?;
+    }
+    if printer.is_json() {
+        printer.document(&report);
+    } else {
+        printer.data(&summary(&report));
+        if let Some(path) = &verb.report {
+            printer.note(&format!("report: {}", path.display()));
+        }
+    }
+    Ok(report.verdict.is_yes())
+}
+
+fn thresholds(given: &VerifyThresholds) -> Result<Thresholds, Error> {
+    let usual = Thresholds::default();
+    let thresholds = Thresholds {
+        tie: given.tie.unwrap_or(usual.tie),
+        min_cosine: given.min_cosine.unwrap_or(usual.min_cosine),
+        max_norm_error: given.max_norm_error.unwrap_or(usual.max_norm_error),
+        max_row_error: given.max_row_error.unwrap_or(usual.max_row_error),
+        max_kl: given.max_kl.unwrap_or(usual.max_kl),
+        min_agreement: given.min_agreement.unwrap_or(usual.min_agreement),
+    };
+    thresholds.check()?;
+    Ok(thresholds)
+}
+
+/// What is wrong is said before anything heavy is loaded.
+fn check_flags(verb: &Verify) -> Result<(), Error> {
+    let usage = |message: String| Err(Error::new(ErrorKind::Usage, message));
+    if verb.max_tokens == 0 {
+        return usage("--max-tokens 0 compares no token".to_owned());
+    }
+    if verb.repeat == 0 {
+        return usage("--repeat 0 prefills nothing".to_owned());
+    }
+    if let Some(context) = verb.context.iter().find(|c| **c < verb.max_tokens + 1) {
+        return usage(format!(
+            "a context of {context} tokens has no room for a prompt and a continuation of {}",
+            verb.max_tokens
+        ));
+    }
+    let Some(path) = &verb.report else { return Ok(()) };
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return usage(format!("`{}` is to be written to a folder that does not exist", path.display()));
+    }
+    if path.is_dir() {
+        return usage(format!("`{}` is a folder", path.display()));
+    }
+    Ok(())
+}
+
+/// The package, and the one that it is compared with.
+struct Packages {
+    engine: CpuPrefill,
+    reference: Option<CpuPrefill>,
+}
+
+impl Packages {
+    fn open(verb: &Verify, host: &dyn Host) -> Result<Packages, Error> {
+        let layout = verb.layout.as_deref().map(layout).transpose()?;
+        let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
+        let open = |path: &Path| {
+            let stated = Stated { layout: layout.clone(), model: model.clone() };
+            let package = CpuPrefill::open_stated(path, verb.threads, stated)?;
+            let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
+            check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
+            Ok::<_, Error>(package)
+        };
+        let reference = verb.reference.as_deref().map(open).transpose()?;
+        Ok(Packages { engine: open(&verb.prefill)?, reference })
+    }
+
+    /// Loads what a prompt needs, in all packages.
+    fn prepare(&mut self, prompt_tokens: usize) -> Result<(), Error> {
+        let engines = std::iter::once(&mut self.engine).chain(&mut self.reference);
+        for engine in engines.filter(|_| prompt_tokens > 1) {
+            engine.prepare(prompt_tokens - 1).map_err(|e| whole_prompt(e, prompt_tokens))?;
+        }
+        Ok(())
+    }
+}
+
+/// A prompt at one length.
+struct Job {
+    name: String,
+    context: Option<usize>,
+    tokens: Vec<u32>,
+}
+
+/// Every prompt at every context, checked against the packages before the first one runs.
+fn jobs(
+    verb: &Verify,
+    prompts: &[prompts::Prompt],
+    decoder: &dyn Decoder,
+    packages: &mut Packages,
+) -> Result<Vec<Job>, Error> {
+    let vocab = packages.engine.model().map_or(usize::MAX, |m| m.vocab_size);
+    let mut jobs = Vec::new();
+    for prompt in prompts {
+        let of_prompt = |e: Error| named(&prompt.name, &e);
+        let tokens = prompt.encode(decoder, verb.ignore_chat_template).map_err(of_prompt)?;
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
+            let message = format!("token {id} is not in the vocabulary of {vocab}");
+            return Err(of_prompt(Error::new(ErrorKind::Usage, message).field("token", *id)));
+        }
+        let lengths: Vec<Option<usize>> = match verb.context.as_slice() {
+            [] => vec![None],
+            contexts => contexts.iter().copied().map(Some).collect(),
+        };
+        for context in lengths {
+            let want = context.map_or(tokens.len(), |c| c - verb.max_tokens);
+            if want > tokens.len() {
+                let message = format!(
+                    "it has {} tokens; a context of {} and a continuation of {} want {want}",
+                    tokens.len(),
+                    context.unwrap_or(want),
+                    verb.max_tokens
+                );
+                let error = Error::new(ErrorKind::Usage, message).field("prompt_tokens", tokens.len());
+                return Err(of_prompt(error.field("wanted_tokens", want)));
+            }
+            if want == 0 {
+                return Err(of_prompt(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")));
+            }
+            packages.prepare(want).map_err(of_prompt)?;
+            jobs.push(Job { name: prompt.name.clone(), context, tokens: tokens[..want].to_vec() });
+        }
+    }
+    Ok(jobs)
+}
+
+/// An error of one of many prompts.
+fn named(prompt: &str, error: &Error) -> Error {
+    let mut named = Error::new(error.kind(), format!("prompt `{prompt}`: {error}")).field("prompt", prompt);
+    if let Some(hint) = error.get_hint() {
+        named = named.hint(hint);
+    }
+    for (name, value) in error.fields() {
+        named = named.field(name, value.clone());
+    }
+    named
+}
+
+fn verify_prompt(
+    verb: &Verify,
+    job: Job,
+    packages: &mut Packages,
+    decoder: &mut dyn Decoder,
+    thresholds: Thresholds,
+) -> Result<PromptReport, Error> {
+    let start = Instant::now();
+    let prompt = &job.tokens[..job.tokens.len() - 1];
+    let mut facts = Map::new();
+    let mut fact = |name: &str, value: Value| facts.insert(name.to_owned(), value);
+    let (mut cache, mut reference): (Option<CacheView>, Option<CacheView>) = (None, None);
+    // Of a prompt of one token nothing is handed over: the decoder starts from empty caches.
+    if !prompt.is_empty() {
+        let (prefilled, repeated) = repeat_prefill(&mut packages.engine, prompt, verb.repeat)?;
+        if let Some(engine) = &mut packages.reference {
+            reference = Some(engine.prefill(prompt)?.cache);
+        }
+        let Prefilled { cache: left, report, .. } = prefilled;
+        cache = Some(left);
+        fact("producer", json!(repeated));
+        fact("prefill", json!(report));
+    }
+    fact("name", json!(job.name));
+    if job.context.is_some() {
+        fact("context", json!(job.context));
+    }
+    fact("prompt_tokens", json!(job.tokens.len()));
+    let tokens = job.tokens;
+    let request = VerifyRequest { cache, reference, tokens, max_tokens: verb.max_tokens, thresholds };
+    let rungs = decoder.verify(request)?;
+    fact("seconds", json!(start.elapsed().as_secs_f64()));
+    Ok(PromptReport::new(rungs, facts))
+}
+
+/// The command, the versions and the fingerprints of a run.
+fn facts(
+    verb: &Verify,
+    arguments: &[OsString],
+    host: &dyn Host,
+    decoder: &dyn Decoder,
+    packages: &Packages,
+) -> Result<Map<String, Value>, Error> {
+    let shown = |path: &Path| path.display().to_string();
+    let digest = |engine: &CpuPrefill| engine.model().and_then(|m| m.weights_digest.clone());
+    let mut fingerprints = json!({
+        "package": files_digest(&verb.prefill)?,
+        "package_weights": digest(&packages.engine),
+        "decoder_weights": DigestCache::of_user().weights_digest(&verb.decode)?,
+    });
+    if let (Some(path), Some(engine)) = (&verb.reference, &packages.reference) {
+        fingerprints["reference_package"] = json!(files_digest(path)?);
+        fingerprints["reference_weights"] = json!(digest(engine));
+    }
+    let mut versions = host.versions()?;
+    versions.insert("kvbaton".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+    let waived: Vec<&str> = verb.allow_different.iter().map(|_| "weights").collect();
+    let document = json!({
+        "command": command(arguments),
+        "settings": {
+            "prefill": shown(&verb.prefill),
+            "prefill_engine": packages.engine.engine(),
+            "decode": shown(&verb.decode),
+            "decode_engine": decoder.engine(),
+            "reference": verb.reference.as_deref().map_or_else(|| "the decoder's own prefill".to_owned(), shown),
+            "prompts": shown(&verb.prompts),
+            "max_tokens": verb.max_tokens,
+            "dtype": verb.dtype.map_or("the model's own", |d| d.dtype().name()),
+            "repeat": verb.repeat,
+            "allowed_different": waived,
+        },
+        "versions": versions,
+        "fingerprints": fingerprints,
+    });
+    let Value::Object(facts) = document else { return Ok(Map::new()) };
+    Ok(facts)
+}
+
+/// The command line as a shell would take it again.
+fn command(arguments: &[OsString]) -> String {
+    let quoted = |word: &OsString| {
+        let word = word.to_string_lossy();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
+        if !word.is_empty() && word.chars().all(plain) {
+            word.into_owned()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    };
+    let rest = arguments.iter().skip(1).map(quoted);
+    std::iter::once("kvbaton".to_owned()).chain(rest).collect::<Vec<_>>().join(" ")
+}
+
+/// Writes a file aside and renames it, so that nobody sees half of it.
+fn write_whole(path: &Path, text: &str) -> Result<(), Error> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let failed =
+        |e: std::io::Error| Error::new(ErrorKind::Io, format!("cannot write `{}`: {e}", path.display()));
+    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    aside.write_all(text.as_bytes()).map_err(failed)?;
+    aside.persist(path).map_err(|e| failed(e.error))?;
+    Ok(())
+}
+
+fn summary(report: &VerifyReport) -> String {
+    let mut text = format!("{}: {}\n\n", report.verdict, report.reason);
+    let mut rows = Vec::new();
+    for rung in &report.rungs {
+        let status = match rung.status {
+            Status::Pass if rung.tie => "pass, with ties",
+            Status::Pass => "pass",
+            Status::Fail => "fail",
+            Status::NotRun => "not run",
+        };
+        rows.push(vec![rung.name.to_string(), status.to_owned(), detail(rung)]);
+    }
+    text.push_str(&table(&rows));
+    let different = report.prompts.iter().enumerate().filter(|(_, p)| !p.verdict.is_yes());
+    for (index, prompt) in different.take(if report.prompts.len() > 1 { 10 } else { 0 }) {
+        let rung = prompt.rungs.iter().find(|r| r.status != Status::Pass);
+        let why =
+            rung.map(|r| format!("{}: {}", r.name, r.note.as_deref().unwrap_or(""))).unwrap_or_default();
+        let name = prompt.facts.get("name").and_then(Value::as_str).unwrap_or_default();
+        text.push_str(&format!("prompt {index} ({name}): {}; {why}\n", prompt.verdict));
+    }
+    text
+}
+
+fn detail(rung: &kvbaton::verify::Rung) -> String {
+    if rung.status != Status::Pass {
+        let place = rung.place.as_ref().map(|p| format!("{p}: ")).unwrap_or_default();
+        return format!("{place}{}", rung.note.as_deref().unwrap_or(""));
+    }
+    let number = |name: &str| rung.figures.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+    match rung.name {
+        RungName::Bytes => format!("{} elements, all equal", number("elements")),
+        RungName::Values => format!(
+            "smallest cosine {:.7}, norm off by {:.1e}, a row by {:.1e}",
+            number("min_cosine"),
+            number("max_norm_error"),
+            number("max_row_error")
+        ),
+        RungName::Logits => format!(
+            "divergence up to {:.1e} nats, a logit off by up to {:.4}",
+            number("max_kl"),
+            number("max_difference")
+        ),
+        RungName::TeacherForced => format!(
+            "{} of {} steps agree, {} are near ties",
+            number("agreed"),
+            number("steps"),
+            number("near_ties")
+        ),
+        RungName::FreeRunning => {
+            let prompts = number("passed") + number("failed");
+            format!("{} of {prompts} continuations identical", number("identical"))
+        }
+    }
+}

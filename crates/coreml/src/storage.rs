@@ -1,0 +1,158 @@
+//! Memory for outputs: surfaces, page-aligned heap blocks, and the locks through which they are read.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use block2::RcBlock;
+use kvbaton_memory::{Buffer, Bytes, Foreign};
+use kvbaton_runtime::{ArrayInfo, Call, Element, RuntimeError, SurfaceLimits};
+use objc2::AnyThread;
+use objc2_core_foundation::{CFDictionary, CFRetained, CFString, CFType};
+use objc2_core_ml::MLMultiArray;
+use objc2_core_video::{
+    CVPixelBuffer, CVPixelBufferCreate, CVPixelBufferGetBaseAddress, CVPixelBufferGetBytesPerRow,
+    CVPixelBufferGetHeight, CVPixelBufferLockBaseAddress, CVPixelBufferLockFlags,
+    CVPixelBufferUnlockBaseAddress, kCVPixelBufferIOSurfacePropertiesKey,
+    kCVPixelFormatType_OneComponent16Half, kCVReturnSuccess,
+};
+use objc2_io_surface::{IOSurfaceRef, kIOSurfaceHeight, kIOSurfaceWidth};
+
+use crate::arrays::{self, Array, data_type, list};
+use crate::failed;
+
+/// The largest surface, as the system says.
+pub(crate) fn surface_limits() -> SurfaceLimits {
+    // SAFETY: constants of the framework, set before the program starts.
+    let (width, height) = unsafe { (kIOSurfaceWidth, kIOSurfaceHeight) };
+    SurfaceLimits::reported(IOSurfaceRef::property_maximum(width), IOSurfaceRef::property_maximum(height))
+}
+
+/// A float16 array in a surface: its last dimension is the image's width, the others its height.
+pub(crate) fn surface(shape: &[usize]) -> Result<Array, RuntimeError> {
+    let (&width, outer) = shape
+        .split_last()
+        .ok_or_else(|| RuntimeError::failed(Call::Backing, "a scalar cannot lie in a surface"))?;
+    let height = outer.iter().product();
+    let empty: CFRetained<CFDictionary<CFString, CFType>> = CFDictionary::empty();
+    let mut image: *mut CVPixelBuffer = ptr::null_mut();
+    // SAFETY: the dictionary holds what the key asks for; `image` is written before the call returns.
+    let status = unsafe {
+        let attributes = CFDictionary::<CFString, CFType>::from_slices(
+            &[kCVPixelBufferIOSurfacePropertiesKey],
+            &[empty.as_ref()],
+        );
+        CVPixelBufferCreate(
+            None,
+            width,
+            height,
+            kCVPixelFormatType_OneComponent16Half,
+            Some(attributes.as_opaque()),
+            NonNull::from(&mut image),
+        )
+    };
+    let image = NonNull::new(image).filter(|_| status == kCVReturnSuccess).ok_or_else(|| {
+        RuntimeError::failed(Call::Backing, format!("a surface of {width} × {height}: status {status}"))
+    })?;
+    // SAFETY: a successful call hands over one reference.
+    let image = unsafe { CFRetained::from_raw(image) };
+    // SAFETY: the image's format is float16, and its size is the shape's.
+    let multi =
+        unsafe { MLMultiArray::initWithPixelBuffer_shape(MLMultiArray::alloc(), &image, &list(shape)) };
+    Ok(Array::own(multi))
+}
+
+/// Page-aligned memory that a multi-array writes and kvbaton reads, in turns.
+pub(crate) struct HeapBlock(UnsafeCell<Buffer>);
+
+// SAFETY: custody lets Core ML write, or readers read, never both; the block itself gives no access.
+unsafe impl Send for HeapBlock {}
+// SAFETY: as above.
+unsafe impl Sync for HeapBlock {}
+
+impl HeapBlock {
+    fn start(&self) -> NonNull<u8> {
+        // SAFETY: the reference to the buffer lives for this line alone, which no reader or writer shares.
+        NonNull::from(unsafe { &mut **self.0.get() }).cast()
+    }
+}
+
+/// A packed array in page-aligned memory, released once Core ML and every reader have let go.
+pub(crate) fn heap(element: Element, shape: &[usize]) -> Result<Array, RuntimeError> {
+    let info = ArrayInfo::packed(element, shape);
+    let block = Arc::new(HeapBlock(UnsafeCell::new(Buffer::zeroed(info.len_bytes))));
+    let strides: Vec<usize> = info.strides_bytes.iter().map(|s| s / element.size_bytes()).collect();
+    let start = block.start().cast::<c_void>();
+    let kept = block.clone();
+    let release = RcBlock::new(move |_: NonNull<c_void>| {
+        // The block itself holds the memory: it goes with Core ML's last reference on the block.
+        let _ = &kept;
+    });
+    // SAFETY: `start` is valid for the array's bytes as long as the deallocator block is kept.
+    let multi = unsafe {
+        MLMultiArray::initWithDataPointer_shape_dataType_strides_deallocator_error(
+            MLMultiArray::alloc(),
+            start,
+            &list(shape),
+            data_type(element),
+            &list(&strides),
+            Some(&release),
+        )
+    }
+    .map_err(failed(Call::Backing))?;
+    Ok(Array { multi, heap: Some(block) })
+}
+
+/// An image locked for reading; unlocked when dropped.
+struct Lock(CFRetained<CVPixelBuffer>);
+
+// SAFETY: Core Video's reference counts and locks may be used from any thread.
+unsafe impl Send for Lock {}
+// SAFETY: as above; a shared lock offers nothing.
+unsafe impl Sync for Lock {}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // SAFETY: balances the lock that made this value, with the same flags.
+        unsafe { CVPixelBufferUnlockBaseAddress(&self.0, CVPixelBufferLockFlags::ReadOnly) };
+    }
+}
+
+/// An array's bytes, readable until the last handle on them is gone.
+pub(crate) fn lock(array: &Array, info: &ArrayInfo) -> Result<Bytes, RuntimeError> {
+    if let Some(pixels) = array.pixels() {
+        return lock_image(pixels.into(), info);
+    }
+    if let Some(block) = &array.heap {
+        let block = block.clone();
+        // SAFETY: the block has the array's bytes and lives as long as its owner here; custody forbids writing
+        // meanwhile.
+        let foreign = unsafe { Foreign::new(block.start(), info.len_bytes, Box::new(block)) };
+        return Ok(Bytes::new(foreign));
+    }
+    // Core ML's own memory is readable inside a handler alone: it is copied.
+    let mut copy = None;
+    arrays::read(&array.multi, Call::Lock, &mut |_, bytes| {
+        copy = bytes.get(..info.len_bytes).map(Buffer::copy_of);
+    })?;
+    copy.map(Bytes::new).ok_or_else(|| RuntimeError::failed(Call::Lock, "fewer bytes than described"))
+}
+
+fn lock_image(image: CFRetained<CVPixelBuffer>, info: &ArrayInfo) -> Result<Bytes, RuntimeError> {
+    let wrong = |message: String| RuntimeError::failed(Call::Lock, message);
+    // SAFETY: the image is valid; the lock is balanced by `Lock`.
+    let status = unsafe { CVPixelBufferLockBaseAddress(&image, CVPixelBufferLockFlags::ReadOnly) };
+    if status != kCVReturnSuccess {
+        return Err(wrong(format!("status {status}")));
+    }
+    let lock = Lock(image);
+    let have = CVPixelBufferGetBytesPerRow(&lock.0) * CVPixelBufferGetHeight(&lock.0);
+    if info.len_bytes > have {
+        return Err(wrong(format!("the array reaches byte {}, its image has {have}", info.len_bytes)));
+    }
+    let start = NonNull::new(CVPixelBufferGetBaseAddress(&lock.0).cast::<u8>())
+        .ok_or_else(|| wrong("the locked image has no address".to_owned()))?;
+    // SAFETY: a locked image is readable for all its rows until it is unlocked; custody forbids writing meanwhile.
+    Ok(Bytes::new(unsafe { Foreign::new(start, info.len_bytes, Box::new(lock)) }))
+}

@@ -1,0 +1,129 @@
+//! What the functions of a package are: said by the package itself, or told from the shape of their inputs.
+
+use kvbaton_mil::program::{Function, ValueType};
+use kvbaton_mil::{FUNCTIONS_KEY, PAST_KEY, Package};
+use serde::Deserialize;
+
+use crate::{Error, ErrorKind, FunctionInfo};
+
+/// What a function is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Purpose {
+    /// Many tokens at once.
+    Prefill,
+    /// One token at a time, the cache in states.
+    Decode,
+}
+
+/// A function as the package declares it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Declared {
+    /// Its name.
+    pub(crate) name: String,
+    /// What it is for.
+    pub(crate) kind: Purpose,
+    /// Tokens it takes at once.
+    pub(crate) tokens: usize,
+    /// Rows of the cache so far that it takes; `None` when it starts from nothing.
+    #[serde(default)]
+    pub(crate) context: Option<usize>,
+}
+
+/// A function that takes the cache so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkFunction {
+    pub(crate) name: String,
+    /// Tokens it takes at once.
+    pub(crate) tokens: usize,
+    /// Rows of the whole context, its own among them.
+    pub(crate) context: usize,
+}
+
+/// The functions of a package that prefill: those that start from nothing, shortest first, and those that take the
+/// cache so far, smallest context first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PrefillFunctions {
+    pub(crate) whole: Vec<FunctionInfo>,
+    pub(crate) chunks: Vec<ChunkFunction>,
+}
+
+/// What the package declares of its functions, if it does.
+pub(crate) fn declared(package: &Package) -> Result<Option<Vec<Declared>>, Error> {
+    let Some(text) = package.metadata().get(FUNCTIONS_KEY) else { return Ok(None) };
+    let unreadable = |what: String| {
+        let path = package.path().display();
+        let message = format!("the metadata key `{FUNCTIONS_KEY}` of `{path}` cannot be used: {what}");
+        Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY)
+    };
+    let declared: Vec<Declared> = serde_json::from_str(text).map_err(|e| unreadable(e.to_string()))?;
+    for function in &declared {
+        if !package.program().functions.contains_key(&function.name) {
+            return Err(unreadable(format!("the program has no function `{}`", function.name)));
+        }
+        if function.tokens == 0 || function.context.is_some_and(|c| c < function.tokens) {
+            let (tokens, context) = (function.tokens, function.context.unwrap_or(0));
+            let name = &function.name;
+            return Err(unreadable(format!("`{name}` takes {tokens} tokens in a context of {context}")));
+        }
+    }
+    Ok(Some(declared))
+}
+
+/// The functions of `package` that prefill, their tokens in the input `tokens_input`.
+pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result<PrefillFunctions, Error> {
+    let mut found = PrefillFunctions::default();
+    match declared(package)? {
+        Some(declared) => {
+            for function in declared.into_iter().filter(|f| f.kind == Purpose::Prefill) {
+                let Declared { name, tokens, context, .. } = function;
+                match context {
+                    Some(context) => found.chunks.push(ChunkFunction { name, tokens, context }),
+                    None => found.whole.push(FunctionInfo { name, tokens }),
+                }
+            }
+        }
+        None => {
+            for function in package.program().functions.values() {
+                if let Some(tokens) = function_length(function, tokens_input) {
+                    found.whole.push(FunctionInfo { name: function.name.clone(), tokens });
+                }
+            }
+        }
+    }
+    found.whole.sort_by_key(|f| f.tokens);
+    found.chunks.sort_by_key(|f| f.context);
+    if found == PrefillFunctions::default() {
+        let path = package.path().display();
+        return Err(if package.metadata().contains_key(FUNCTIONS_KEY) {
+            Error::new(ErrorKind::Package, format!("no function of `{path}` prefills"))
+                .hint("a decode package goes to --decode; export one that prefills with --kind prefill")
+        } else {
+            let message =
+                format!("no function of `{path}` has an input `{tokens_input}` of shape (1, length)");
+            Error::new(ErrorKind::Package, message)
+        });
+    }
+    if !found.chunks.is_empty() && !package.metadata().contains_key(PAST_KEY) {
+        let path = package.path().display();
+        let message = format!(
+            "`{path}` has functions that take a past, and does not state its layout: the metadata key \
+                 `{PAST_KEY}` is missing"
+        );
+        return Err(Error::new(ErrorKind::Layout, message).field("key", PAST_KEY));
+    }
+    Ok(found)
+}
+
+/// S, when the function has a token input of shape (1, S).
+fn function_length(function: &Function, tokens_input: &str) -> Option<usize> {
+    let input = function.inputs.iter().map(|&id| function.value(id)).find(|v| v.name == tokens_input)?;
+    match &input.ty {
+        ValueType::Tensor(ty) => match ty.fixed_shape()?.as_slice() {
+            [1, length] => Some(*length),
+            _ => None,
+        },
+        _ => None,
+    }
+}

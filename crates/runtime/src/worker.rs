@@ -1,0 +1,197 @@
+//! The thread's side of a session: models, buffers, and the order in which a prediction goes about them.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use kvbaton_memory::{Book, Bytes, Custody, Loan, Move, Turn};
+
+use crate::{
+    ArrayInfo, Call, CompileCache, Element, LoadConfig, Memory, Output, PlanSummary, Runtime, RuntimeError,
+    Units, choose_memory, is_compiled,
+};
+
+/// Packed values for an input.
+#[derive(Clone, Debug)]
+pub(crate) struct InputValues {
+    pub(crate) name: String,
+    pub(crate) info: ArrayInfo,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// An output that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct WantedOutput {
+    pub(crate) name: String,
+    pub(crate) element: Element,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// A buffer that is proposed at every prediction of its function.
+struct Held<A> {
+    array: A,
+    custody: Custody,
+    memory: Memory,
+    because: Option<String>,
+}
+
+/// Bytes whose buffer is given back after the last handle on them is gone.
+struct LentBytes {
+    // In this order: the lock goes before the loan.
+    bytes: Bytes,
+    _loan: Loan,
+}
+
+impl Deref for LentBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+pub(crate) struct Worker<R: Runtime> {
+    pub(crate) runtime: R,
+    book: Book,
+    compiled: BTreeMap<PathBuf, PathBuf>,
+    models: BTreeMap<String, R::Model>,
+    held: BTreeMap<(String, String), Held<R::Array>>,
+}
+
+impl<R: Runtime> Worker<R> {
+    pub(crate) fn new(runtime: R, book: Book) -> Worker<R> {
+        Worker { runtime, book, compiled: BTreeMap::new(), models: BTreeMap::new(), held: BTreeMap::new() }
+    }
+
+    /// The compiled form of `path`: itself, or the cache's copy.
+    pub(crate) fn compile(
+        &mut self,
+        path: &Path,
+        cache: Option<&CompileCache>,
+    ) -> Result<PathBuf, RuntimeError> {
+        if is_compiled(path) {
+            return Ok(path.to_owned());
+        }
+        if let Some(known) = self.compiled.get(path).filter(|k| k.is_dir()) {
+            return Ok(known.clone());
+        }
+        let system = self.runtime.system();
+        let compiled = match cache {
+            Some(cache) => cache.compiled(path, &system, |p| self.runtime.compile(p))?,
+            None => self.runtime.compile(path)?,
+        };
+        self.compiled.insert(path.to_owned(), compiled.clone());
+        Ok(compiled)
+    }
+
+    pub(crate) fn load(
+        &mut self,
+        compiled: &Path,
+        function: Option<&str>,
+        units: Units,
+    ) -> Result<LoadConfig, RuntimeError> {
+        let config = LoadConfig::for_system(units, function, &self.runtime.system())?;
+        let model = self.runtime.load(compiled, &config)?;
+        self.models.insert(config.function.clone().unwrap_or_default(), model);
+        Ok(config)
+    }
+
+    pub(crate) fn plan(&mut self, compiled: &Path, config: &LoadConfig) -> Result<PlanSummary, RuntimeError> {
+        self.runtime.system().require("a compute plan", (14, 4))?;
+        Ok(PlanSummary::of(&self.runtime.plan(compiled, config)?))
+    }
+
+    /// Runs a function and lends its outputs.
+    ///
+    /// Everything that was proposed is free again when this fails, at whichever call.
+    pub(crate) fn predict(
+        &mut self,
+        function: &str,
+        inputs: &[InputValues],
+        wanted: &[WantedOutput],
+    ) -> Result<Vec<Output>, RuntimeError> {
+        if !self.models.contains_key(function) {
+            return Err(RuntimeError::NotLoaded { function: function.to_owned() });
+        }
+        let mut turns = Vec::new();
+        for output in wanted {
+            self.hold(function, output)?;
+            turns.push(Turn::propose(&self.held[&key(function, output)].custody)?);
+        }
+        let mut arrays = Vec::new();
+        let mut read = Vec::new();
+        for input in inputs {
+            // An array of its own at every prediction: runtimes go on reading inputs for a while, and refuse to
+            // write what they have read.
+            let array = self.runtime.input(&input.info, &input.bytes)?;
+            let custody = self.book.open();
+            custody.make(Move::Input)?;
+            read.push(custody);
+            arrays.push((input.name.clone(), array));
+        }
+        let backings: Vec<(String, R::Array)> =
+            wanted.iter().map(|o| (o.name.clone(), self.held[&key(function, o)].array.clone())).collect();
+        let Some(model) = self.models.get_mut(function) else {
+            return Err(RuntimeError::NotLoaded { function: function.to_owned() });
+        };
+        let results = self.runtime.predict(model, &arrays, &backings, None)?;
+        let mut outputs = Vec::new();
+        for (output, turn) in wanted.iter().zip(turns) {
+            let result = results.iter().find(|(name, _)| *name == output.name).map(|(_, array)| array);
+            let missing = || RuntimeError::MissingOutput { name: output.name.clone() };
+            outputs.push(self.lend(function, output, turn, result.ok_or_else(missing)?)?);
+        }
+        Ok(outputs)
+    }
+
+    /// Makes sure that there is a buffer to propose.
+    fn hold(&mut self, function: &str, output: &WantedOutput) -> Result<(), RuntimeError> {
+        let key = key(function, output);
+        if self.held.contains_key(&key) {
+            return Ok(());
+        }
+        let mut choice = choose_memory(output.element, &output.shape, self.runtime.surface_limits());
+        let mut array = self.runtime.backing(output.element, &output.shape, choice.memory);
+        if let (Err(error), Memory::Surface) = (&array, choice.memory) {
+            choice.memory = Memory::Heap;
+            choice.because = Some(error.to_string());
+            array = self.runtime.backing(output.element, &output.shape, Memory::Heap);
+        }
+        let custody = self.book.open();
+        let held = Held { array: array?, custody, memory: choice.memory, because: choice.because };
+        self.held.insert(key, held);
+        Ok(())
+    }
+
+    /// Lends one result: the backing when the runtime used it, else the array that it made itself.
+    fn lend(
+        &mut self,
+        function: &str,
+        output: &WantedOutput,
+        turn: Turn,
+        result: &R::Array,
+    ) -> Result<Output, RuntimeError> {
+        let held = &self.held[&key(function, output)];
+        let used = self.runtime.is_same(result, &held.array);
+        let (turn, memory, because) = if used {
+            (turn, held.memory, held.because.clone())
+        } else {
+            let own = Turn::propose(&self.book.open())?;
+            (own, Memory::Own, Some("the runtime did not use the memory it was offered".to_owned()))
+        };
+        turn.written()?;
+        let info = self.runtime.describe(result)?;
+        if info.shape != output.shape || info.element != output.element {
+            let (have, said) = ((&info.shape, info.element), (&output.shape, output.element));
+            let message = format!("`{}` is {have:?}, the program declares {said:?}", output.name);
+            return Err(RuntimeError::failed(Call::Describe, message));
+        }
+        let bytes = self.runtime.lock(result, &info)?;
+        let bytes = Bytes::new(LentBytes { bytes, _loan: turn.lend()? });
+        Ok(Output { name: output.name.clone(), info, bytes, memory, because })
+    }
+}
+
+fn key(function: &str, output: &WantedOutput) -> (String, String) {
+    (function.to_owned(), output.name.clone())
+}
