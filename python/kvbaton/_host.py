@@ -17,7 +17,13 @@ from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_t
 from .prefill import Prefill
 from .report import HandoffReport, PrefillReport
 
-_KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_KINDS = {
+    "quantize": "usage",
+    "buckets": "usage",
+    "output": "usage",
+    "dependency": "unavailable",
+    "overflow": "overflow",
+}
 _PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 

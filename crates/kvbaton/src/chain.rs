@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use kvbaton_layout::{Layout, ModelSpec, presets};
+use kvbaton_exec::{Array, Options};
+use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo, presets};
 use serde::Deserialize;
 
 mod stage;
@@ -16,8 +17,6 @@ use crate::functions::{ChunkFunction, PrefillFunctions};
 use crate::prefill::{ChunkSink, too_long};
 use crate::report::PrefillReport;
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled};
-use kvbaton_exec::Array;
-use kvbaton_layout::{LiveRows, TensorInfo};
 use stage::{Passed, Stage};
 
 /// The chain as it is written down.
@@ -88,14 +87,13 @@ pub struct ChainPrefill {
 }
 
 impl ChainPrefill {
-    /// Opens the chain that `file` describes; `stated` says what neither it nor its packages do. `threads` 0 takes
-    /// all cores.
+    /// Opens the chain that `file` describes; `stated` says what neither it nor its packages do.
     ///
     /// # Errors
     ///
     /// When the file or a package cannot be read, when nobody states the model or a layout, when packages are of
     /// different models, when their functions are not the same, or when one does not take what the one before leaves.
-    pub fn open(file: &Path, threads: usize, stated: Stated) -> Result<ChainPrefill, Error> {
+    pub fn open(file: &Path, options: Options, stated: Stated) -> Result<ChainPrefill, Error> {
         let wrong = |what: String| Error::new(ErrorKind::Package, format!("`{}`: {what}", file.display()));
         let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
         let chain: ChainFile = toml::from_str(&text).map_err(|e| {
@@ -114,7 +112,7 @@ impl ChainPrefill {
         for stage in chain.stage {
             let layout = stage.layout.map(|l| l.read(folder)).transpose()?;
             let path = folder.join(&stage.package);
-            stages.push(Stage::open(&path, stage.function, layout, threads)?);
+            stages.push(Stage::open(&path, stage.function, layout, &options)?);
         }
         stage::check_passing(&stages)?;
         let model = model(&stages, stated.model)?;
@@ -143,7 +141,16 @@ impl ChainPrefill {
                 (a, b) => a.or(b),
             })
         })?;
-        Ok(ChainPrefill { stages, model, layout, past, functions, states, threads, chunk_times: Vec::new() })
+        Ok(ChainPrefill {
+            stages,
+            model,
+            layout,
+            past,
+            functions,
+            states,
+            threads: options.threads,
+            chunk_times: Vec::new(),
+        })
     }
 
     /// The most tokens that it takes.

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use kvbaton::plan::route::Engine;
 use kvbaton::{
-    CpuDecode, CpuPrefill, Decode, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, SharedPrefill,
-    Waived, check_compatible,
+    CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, HandoffReport, Prefill, PrefillReport,
+    SharedPrefill, Waived, check_compatible,
 };
 
 use crate::Host;
@@ -53,7 +53,7 @@ impl Bench<'_> {
         threads: usize,
     ) -> Result<Self, Error> {
         let Some(path) = path else { return Ok(self) };
-        let engine = CpuDecode::open(path, threads)?;
+        let engine = CpuDecode::open(path, &CpuOptions::with_threads(threads))?;
         let model = self.host.model_spec(&request.folder)?;
         check_compatible(engine.model(), &model, Waived { weights: true })?;
         self.package = Some(Box::new(PackageDecoder::new(Box::new(engine), None, threads)));
