@@ -155,11 +155,11 @@ fn each_numerics_has_its_own_bits() {
         let outputs = rounding(n, true, 1).run(&[("x", input.clone())]).unwrap();
         outputs.iter().flat_map(|(_, a)| a.to_f32().unwrap()).collect::<Vec<f32>>()
     });
-    let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    let (storage, accumulate) = (distance(&answers[0], &answers[1]), distance(&answers[0], &answers[2]));
-    let largest = answers[0].iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let norm = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+    let (storage, accumulate) = (norm(&answers[0], &answers[1]), norm(&answers[0], &answers[2]));
+    let whole = norm(&answers[0], &vec![0.0; answers[0].len()]);
     assert!(0.0 < storage && storage < accumulate, "{storage} {accumulate}");
-    assert!(accumulate < 0.05 * largest, "{accumulate} of {largest}");
+    assert!(accumulate < 0.05 * whole, "{accumulate} of {whole}");
 }
 
 #[test]
