@@ -63,7 +63,11 @@ impl Run<'_> {
                 Work::Loop { variables, test, body } => self.repeat(node, *variables, test, body)?,
                 Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {
                     let operands = self.operands(node, node.operands.len());
-                    node.run(self.cx, operands).map_err(|reason| self.fail(node, reason))?
+                    let outputs = node.run(self.cx, operands).and_then(|outputs| match node.detached {
+                        true => outputs.into_iter().map(|t| t.into_exclusive(self.cx)).collect(),
+                        false => Ok(outputs),
+                    });
+                    outputs.map_err(|reason| self.fail(node, reason))?
                 }
             };
             for (id, tensor) in node.outputs.iter().zip(outputs) {
