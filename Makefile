@@ -61,6 +61,7 @@ test-rust:
 
 test-python: $(DEMO_PACKAGE)
 	@scripts/openblas.sh || echo "   (no OpenBLAS: MLX's own float32 products are slower, and the same)"
+	@scripts/chromium.sh || echo "   (no Chromium: reports are not opened in a browser)"
 	@echo "== Python tests"
 	@scripts/with-openblas.sh $(BIN)/pytest -q -m 'not slow'
 
