@@ -45,6 +45,8 @@ pub(crate) struct Node {
     pub(crate) outputs: Vec<ValueId>,
     /// Values that no later node needs.
     pub(crate) last_uses: Vec<ValueId>,
+    /// Whether its results are copied: views of a value that a later node updates in place.
+    pub(crate) detached: bool,
 }
 
 /// What is known of a value at load.
@@ -70,7 +72,7 @@ pub(crate) struct Graph {
 
 impl Node {
     pub(crate) fn new(kind: &str, work: Work, operands: Vec<Operand>, outputs: Vec<ValueId>) -> Node {
-        Node { kind: kind.to_owned(), work, operands, outputs, last_uses: Vec::new() }
+        Node { kind: kind.to_owned(), work, operands, outputs, last_uses: Vec::new(), detached: false }
     }
 
     /// The values it reads.
@@ -203,8 +205,37 @@ impl Graph {
                 Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {}
             }
         }
-        for (id, i) in last {
-            self.nodes[i].last_uses.push(id);
+        for (id, i) in &last {
+            self.nodes[*i].last_uses.push(*id);
+        }
+        self.plan_copies(&last);
+    }
+
+    /// Lets updates of values that nobody else needs happen in place: views of such a value that outlive the update
+    /// are copied when they are taken, which costs less than the whole. `last`: where values are used last, those
+    /// that are kept left out.
+    fn plan_copies(&mut self, last: &HashMap<ValueId, usize>) {
+        let updates: Vec<(usize, ValueId)> = (0..self.nodes.len())
+            .filter_map(|i| match &self.nodes[i].work {
+                Work::Op(op) if op.updates() => Some((i, self.nodes[i].operands.first()?.value()?)),
+                _ => None,
+            })
+            .filter(|(i, id)| last.get(id) == Some(i))
+            .collect();
+        for (at, updated) in updates {
+            let mut views = HashSet::from([updated]);
+            for node in &mut self.nodes[..at] {
+                let Work::Op(op) = &node.work else { continue };
+                let reads = node.operands.iter().filter_map(Operand::value).any(|id| views.contains(&id));
+                if !reads || !op.views() {
+                    continue;
+                }
+                if node.outputs.iter().any(|id| last.get(id).is_none_or(|end| *end > at)) {
+                    node.detached = true;
+                } else if !node.detached {
+                    views.extend(&node.outputs);
+                }
+            }
         }
     }
 }

@@ -86,7 +86,11 @@ impl Run<'_, '_> {
                 Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {
                     let operands = self.operands(node, node.operands.len());
                     self.check_limit()?;
-                    node.run(self.cx, operands).map_err(|reason| self.fail(node, reason))?
+                    let outputs = node.run(self.cx, operands).and_then(|outputs| match node.detached {
+                        true => outputs.into_iter().map(|t| t.into_exclusive(self.cx)).collect(),
+                        false => Ok(outputs),
+                    });
+                    outputs.map_err(|reason| self.fail(node, reason))?
                 }
             };
             for (id, tensor) in node.outputs.iter().zip(outputs) {

@@ -164,6 +164,10 @@ impl Op for Elementary {
         Ok(Some(vec![shapes[0].to_vec()]))
     }
 
+    fn views(&self) -> bool {
+        matches!(self.f, Function::Identity)
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let shape = operands[0].shape.clone();
         Ok(vec![match &self.f {

@@ -78,6 +78,16 @@ pub(crate) trait Op: Debug + Send + Sync {
         self.eval(cx, &operands)
     }
 
+    /// Whether results may be views of the operands' memory.
+    fn views(&self) -> bool {
+        false
+    }
+
+    /// Whether the result takes the first operand's memory, if nobody else needs it.
+    fn updates(&self) -> bool {
+        false
+    }
+
     /// The operation as steps of a row program, one for each result, if for operands of these shapes every row of a
     /// result depends on that row of the operands alone.
     fn by_rows(&self, _shapes: &[&[usize]]) -> Option<Vec<Step>> {

@@ -167,6 +167,10 @@ impl Op for Scatter {
         Ok(Some(vec![shapes[0].to_vec()]))
     }
 
+    fn updates(&self) -> bool {
+        true
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         self.eval_owned(cx, operands.to_vec())
     }

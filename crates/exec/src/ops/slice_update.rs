@@ -32,6 +32,10 @@ impl Op for SliceUpdate {
         Ok(Some(vec![shapes[0].to_vec()]))
     }
 
+    fn updates(&self) -> bool {
+        true
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         self.eval_owned(cx, operands.to_vec())
     }
