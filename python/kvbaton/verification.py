@@ -164,20 +164,32 @@ def report(
 
 
 class _Shown(Side):
-    """A view without a model: it can be looked at, not decoded from."""
+    """A view that can be looked at, and not decoded from."""
 
-    def __init__(self, cache: CacheView) -> None:
+    def __init__(self, cache: CacheView, why: str) -> None:
         self._cache = cache
+        self._why = why
 
     def view(self) -> CacheView:
         return self._cache
+
+    @property
+    def ready(self) -> str | None:
+        return self._why
 
 
 def _side(given: CacheView | Sequence[Any], model: Any | None, tokens: list[int] | None) -> Side:
     if not isinstance(given, CacheView):
         return Caches(given, model, tokens)
-    if model is None or (tokens is None and given.tokens is None):
-        return _Shown(given)
+    if model is None:
+        return _Shown(given, "there is no model to decode with: give model=")
+    known = tokens if tokens is not None else given.tokens
+    if known is None:
+        return _Shown(given, "the tokens are not known: give tokens=")
+    recurrent = next((i for i, layer in enumerate(given.layers) if layer.kind == "recurrent"), None)
+    if recurrent is not None and given.logits is None and len(known) == given.tokens_seen:
+        why = f"layer {recurrent} keeps a recurrent state, which cannot drop a token: give one more in tokens="
+        return _Shown(given, why)
     return HandedOver(given, model, tokens)
 
 

@@ -149,9 +149,13 @@ pub(crate) struct Run {
     /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
     #[arg(long)]
     pub(crate) no_stream: bool,
-    /// Who prefills: the package, MLX itself, or whoever is better by `kvbaton plan`.
-    #[arg(long, value_enum, default_value_t = RouteChoice::CoremlMlx)]
-    pub(crate) route: RouteChoice,
+    /// Who prefills and who decodes, of a package in --prefill, a model in --decode and --decode-package; `auto` is
+    /// what `kvbaton plan` picks. What was named, when absent.
+    #[arg(long, value_enum)]
+    pub(crate) route: Option<RouteChoice>,
+    /// A Core ML package of the kind `decode`, for routes that decode with Core ML.
+    #[arg(long, value_name = "PACKAGE", requires = "route")]
+    pub(crate) decode_package: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) circumstances: Circumstances,
     /// Print one JSON document.
@@ -418,6 +422,10 @@ pub(crate) enum RouteChoice {
     CoremlMlx,
     /// MLX does both.
     Mlx,
+    /// Core ML packages do both.
+    Coreml,
+    /// MLX prefills, a Core ML package decodes.
+    MlxCoreml,
 }
 
 /// What a choice of engines depends on besides the model.
@@ -452,6 +460,9 @@ pub(crate) struct Calibrate {
     /// The Core ML package that prefills.
     #[arg(long, value_name = "PACKAGE")]
     pub(crate) prefill: Option<PathBuf>,
+    /// The Core ML package that decodes.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) decode_package: Option<PathBuf>,
     /// Prompt lengths.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 256, 1024], value_name = "N,…")]
     pub(crate) lengths: Vec<usize>,
@@ -472,6 +483,24 @@ pub(crate) struct Calibrate {
     pub(crate) json: bool,
 }
 
+/// How a run of a bench is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunMode {
+    /// Rows move while the prefill runs, into memory that was used before.
+    StreamedWarm,
+    /// Rows move after the prefill, into memory that was used before.
+    AfterWarm,
+    /// Rows move while the prefill runs, into new memory.
+    StreamedCold,
+    /// Rows move after the prefill, into new memory.
+    AfterCold,
+}
+
+impl RunMode {
+    pub(crate) const ALL: [RunMode; 4] =
+        [RunMode::StreamedWarm, RunMode::AfterWarm, RunMode::StreamedCold, RunMode::AfterCold];
+}
+
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BenchRun {
     /// The Core ML package that prefills.
@@ -480,12 +509,18 @@ pub(crate) struct BenchRun {
     /// The MLX model folder that decodes.
     #[arg(long, value_name = "MODEL")]
     pub(crate) decode: PathBuf,
+    /// The Core ML package that decodes, for routes that do.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) decode_package: Option<PathBuf>,
     /// Prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
     pub(crate) context: Vec<usize>,
     /// Who prefills and decodes.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [RouteChoice::CoremlMlx])]
     pub(crate) route: Vec<RouteChoice>,
+    /// When rows move, and whether the decoder's memory was used before; a route that hands nothing over has one.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = RunMode::ALL)]
+    pub(crate) mode: Vec<RunMode>,
     /// Tokens to decode.
     #[arg(long, short, default_value_t = 16, value_name = "K")]
     pub(crate) max_tokens: usize,

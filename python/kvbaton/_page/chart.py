@@ -31,8 +31,12 @@ def lines(
     log_y: bool = False,
     y_range: tuple[float, float] | None = None,
     title: str = "",
+    legend_inside: bool = False,
 ) -> Markup:
-    """Curves over one pair of axes. On a logarithmic axis, values of zero and below stand at its lower end."""
+    """Curves over one pair of axes. On a logarithmic axis, values of zero and below stand at its lower end.
+
+    Names of several curves stand below the drawing; ``legend_inside`` draws them, for a file of its own.
+    """
     known = [(px, py) for s in series for px, py in s.points if py is not None and math.isfinite(py)]
     if not known or (log_y and not any(py > 0 for _, py in known)):
         return tag("p", "All zero." if known else "Nothing to draw.", class_="soft")
@@ -49,19 +53,22 @@ def lines(
                 tag("circle", cx=f"{px:.1f}", cy=f"{py:.1f}", r=3.5, style=f"fill:{colour}")
                 for px, py in points
             ]
-    legend = tag(
-        "p",
-        join(
-            (
-                tag("span", tag("span", "■", style=f"color:var(--c{i % _COLOURS})"), f" {s.name}")
-                for i, s in enumerate(series)
-            ),
-            " &nbsp; ",
-        ),
-        class_="soft",
-    )
-    drawing = _svg(_WIDTH, _HEIGHT, parts, title or f"{y} over {x}")
-    return join([drawing, legend]) if len(series) > 1 else drawing
+    named = [(f"var(--c{i % _COLOURS})", s.name) for i, s in enumerate(series)] if len(series) > 1 else []
+    if legend_inside:
+        parts += [_key(i, colour, name) for i, (colour, name) in enumerate(named)]
+    height = _HEIGHT + (20 * len(named) if legend_inside else 0)
+    drawing = _svg(_WIDTH, height, parts, title or f"{y} over {x}")
+    if not named or legend_inside:
+        return drawing
+    spans = (tag("span", tag("span", "■", style=f"color:{colour}"), f" {name}") for colour, name in named)
+    return join([drawing, tag("p", join(spans, " &nbsp; "), class_="soft")])
+
+
+def _key(number: int, colour: str, name: str) -> Markup:
+    """A line of a legend below the axes."""
+    top = _HEIGHT + 20 * number
+    mark = tag("rect", x=_LEFT, y=top, width=12, height=12, style=f"fill:{colour}")
+    return mark + tag("text", name, x=_LEFT + 20, y=top + 11)
 
 
 def heat_map(

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod bench_run;
 pub(crate) mod calibrate;
+pub(crate) mod decision;
 pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod layouts;

@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
-use kvbaton::plan::route::{Route, RouteEstimate};
+use kvbaton::plan::route::{Engine, Route};
 use kvbaton::{
     ChainPrefill, CpuDecode, CpuPrefill, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill,
     PrefillReport, SharedPrefill, Stated, Waived, check_compatible, open_dump,
 };
 use serde::Serialize;
 
-use super::routes::{self, Question, named_machine, prefill_package, subject};
+use super::decision::{Cost, Decision, taken};
 use super::{layout, need_host, read_text};
 use crate::Host;
-use crate::args::{Different, Foreign, Prompt, RouteChoice, Run};
+use crate::args::{Different, Foreign, Prompt, Run};
 use crate::host::{Decoder, DecoderRequest, Generated, Prefiller, Tokenizer};
 use crate::package_decoder::PackageDecoder;
 use crate::printer::{Printer, bytes, seconds, table};
@@ -35,27 +35,6 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<Decision>,
     allowed_different: Vec<&'static str>,
-}
-
-/// The route that was picked, what it was to cost, and what it did.
-#[derive(Serialize)]
-struct Decision {
-    pick: Route,
-    reason: String,
-    machine: serde_json::Value,
-    estimated: Vec<RouteEstimate>,
-    measured: Cost,
-}
-
-/// What a route did, under the names of its estimate.
-#[derive(Default, Serialize)]
-struct Cost {
-    prefill_seconds: f64,
-    exposed_seconds: f64,
-    first_step_seconds: f64,
-    decode_seconds: f64,
-    time_to_first_token_seconds: f64,
-    total_seconds: f64,
 }
 
 #[derive(Serialize)]
@@ -112,8 +91,21 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
-    let decision = decide(verb, &producer, host, tokens.len())?;
-    let alone = decision.as_ref().is_some_and(|d| d.pick == Route::Mlx) || verb.route == RouteChoice::Mlx;
+    let taken = taken(verb, matches!(producer, Producer::Engine(_)), host, tokens.len())?;
+    let alone = taken.route == Some(Route::Mlx);
+    if let Some(package) = verb.decode_package.as_deref()
+        && taken.route.is_some_and(|r| r.decode() == Engine::CoreMl)
+    {
+        let engine = CpuDecode::open(package, verb.threads)?;
+        check_package(producer.model(), engine.model(), waived)?;
+        decoder =
+            Box::new(PackageDecoder::new(Box::new(engine), host.tokenizer(&verb.decode)?, verb.threads));
+    }
+    if taken.route == Some(Route::MlxCoreMl) {
+        let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+        let model = described(&verb.decode, host)?;
+        producer = Producer::Model(host.prefiller(&request)?, Box::new(model));
+    }
     if let (Producer::Engine(engine), false, false) = (&mut producer, prompt.is_empty(), alone) {
         engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
     }
@@ -166,7 +158,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     handoff.first_step_copied_bytes = Some(generated.first_step_copied_bytes);
 
     let mut report = Report {
-        route: decision,
+        route: taken.decision,
         decode: decode_report(decoder.engine(), &generated),
         prompt_tokens: tokens.len(),
         handed_off_tokens: if alone { 0 } else { prompt.len() },
@@ -196,37 +188,6 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         printer.raw_error(&summary(&report));
     }
     Ok(())
-}
-
-/// What `kvbaton plan` picks, where that was asked for.
-fn decide(
-    verb: &Run,
-    producer: &Producer<'_>,
-    host: &dyn Host,
-    prompt_tokens: usize,
-) -> Result<Option<Decision>, Error> {
-    if verb.route != RouteChoice::CoremlMlx && !matches!(producer, Producer::Engine(_)) {
-        let message = "--route chooses between a package and the model that decodes: --prefill is no package";
-        return Err(Error::new(ErrorKind::Usage, message));
-    }
-    if verb.route != RouteChoice::Auto {
-        return Ok(None);
-    }
-    let machine = named_machine(&verb.circumstances)?;
-    let subject = subject(&verb.decode.display().to_string(), verb.dtype.map(|d| d.dtype()), Some(host))?;
-    let package = prefill_package(&verb.prefill, &subject, verb.threads)?;
-    let question = Question {
-        subject: &subject,
-        machine: &machine,
-        context: prompt_tokens,
-        max_tokens: verb.max_tokens,
-        prefill: Some(&package),
-        decode: None,
-    };
-    let choice = routes::decide(&question, &verb.circumstances)?;
-    let (machine, measured) = (super::plan::about(&machine), Cost::default());
-    let pick = choice.pick.expect("`decide` fails without a pick");
-    Ok(Some(Decision { pick, reason: choice.reason, machine, estimated: choice.routes, measured }))
 }
 
 /// Whether a folder is a Core ML package.

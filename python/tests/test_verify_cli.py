@@ -1,0 +1,210 @@
+"""``kvbaton verify``, in processes of its own: the document, exit codes, the page, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny_models
+from conftest import Finished, Run
+from kvbaton._export import export
+from test_cli import error
+
+RUNGS = ["bytes", "values", "logits", "teacher_forced", "free_running"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model folder and its package, functions of 8 and 32 tokens."""
+    parent = tmp_path_factory.mktemp("verify")
+    folder = tiny_models.build("llama_tied", parent)
+    export(folder, parent / "tiny.mlpackage", buckets=(8, 32))
+    return folder, parent / "tiny.mlpackage"
+
+
+@pytest.fixture(scope="module")
+def other(tiny: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of other weights of the same shape."""
+    parent = tmp_path_factory.mktemp("other")
+    folder = parent / "model"
+    shutil.copytree(tiny[0], folder)
+    tensors = tiny_models.random_weights(tiny_models.CONFIGS["llama_tied"], seed=99)
+    tiny_models.write_plain(folder, tiny_models.CONFIGS["llama_tied"], tensors)
+    export(folder, parent / "other.mlpackage", buckets=(8, 32))
+    return parent / "other.mlpackage"
+
+
+def ids(length: int, seed: int = 0) -> list[int]:
+    return [(5 * i * i + (seed + 1) * i + 3 + seed) % tiny_models.VOCAB for i in range(length)]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"name": f"p{n}", "tokens": ids(length, n)} for n, length in enumerate((1, 2, 8, 24))]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def verify(cli: Run, package: Path, folder: Path, prompts: Path, *more: str | Path) -> Finished:
+    return cli(
+        "verify",
+        *("--prefill", package, "--decode", folder, "--prompts", prompts),
+        *("--max-tokens", "6", "--dtype", "float32", *more),
+    )
+
+
+def test_the_document_of_a_clean_run(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    folder, package = tiny
+    page = tmp_path / "report.html"
+    # Of random weights some step may be a near tie, which is no failure.
+    done = verify(
+        kvbaton_cli, package, folder, prompts, "--repeat", "3", "--tie", "0.05", "--report", page, "--json"
+    )
+    assert done.code == 0, done.stdout + done.stderr
+    document = done.json()
+    assert document["verdict"] in ("pass", "tie")
+    assert [r["name"] for r in document["rungs"]] == RUNGS
+    assert {r["status"] for r in document["rungs"]} == {"pass"}
+    assert [p["name"] for p in document["prompts"]] == ["p0", "p1", "p2", "p3"]
+    assert [p["prompt_tokens"] for p in document["prompts"]] == [1, 2, 8, 24]
+    last = document["prompts"][-1]
+    # 3 layers, keys and values, 2 heads of 16 lanes, 23 rows.
+    assert last["rungs"][0]["elements"] == 3 * 2 * 2 * 16 * 23
+    assert last["producer"] == {"runs": 3, "deterministic": True, "run": None, "where": None}
+    assert document["fingerprints"]["package_weights"] == document["fingerprints"]["decoder_weights"]
+    assert document["versions"]["mlx-lm"]
+    assert document["command"].startswith("kvbaton verify --prefill")
+    assert document["thresholds"]["tie"] == 0.05
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "kvbaton verify --prefill" in text
+
+
+def test_values_are_those_of_numpy(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    """Cosines, norms and errors of the document, computed again from MLX's cache and the package's."""
+    import kvbaton
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    folder, package = tiny
+    tokens = ids(20, 5)
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"tokens": tokens}))
+    done = verify(kvbaton_cli, package, folder, file, "--tie", "0.05", "--json")
+    values = done.json()["prompts"][0]["rungs"][1]
+    model = load_model(folder)[0]
+    model.set_dtype(mx.float32)
+    caches = make_prompt_cache(model)
+    model(mx.array([tokens[:-1]]), cache=caches)
+    view = kvbaton.Prefill(package)(tokens[:-1]).cache
+    smallest = 1.0
+    for layer, cache in enumerate(caches):
+        for tensor, array in (("key", cache.keys), ("value", cache.values)):
+            expected = np.array(array[0, :, : len(tokens) - 1]).astype(np.float64)
+            found = view.layers[layer].arrays[tensor].astype(np.float64)
+            entry = next(e for e in values["layers"] if (e["layer"], e["tensor"]) == (layer, tensor))
+            assert entry["max_abs"] == pytest.approx(np.abs(found - expected).max(), rel=1e-4)
+            norm = np.linalg.norm(expected)
+            assert entry["relative"] == pytest.approx(np.linalg.norm(found - expected) / norm, rel=1e-3)
+            assert entry["norm_ratio"] == pytest.approx(np.linalg.norm(found) / norm, abs=1e-7)
+            for e, f in zip(expected, found, strict=True):
+                smallest = min(smallest, np.sum(e * f) / np.linalg.norm(e) / np.linalg.norm(f))
+    assert values["min_cosine"] == pytest.approx(smallest, abs=1e-9)
+
+
+def test_other_weights_are_refused_and_if_allowed_fail(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], other: Path, prompts: Path
+) -> None:
+    refused = verify(kvbaton_cli, other, tiny[0], prompts, "--json")
+    assert error(refused, "incompatible")["fields"]["field"] == "weights_digest"
+    done = verify(kvbaton_cli, other, tiny[0], prompts, "--allow-different", "weights", "--json")
+    assert done.code == 1, done.stderr
+    document = done.json()
+    assert document["verdict"] == "fail"
+    assert [r["status"] for r in document["rungs"]][:2] == ["pass", "fail"]
+    where = document["rungs"][1]["where"]
+    assert (where["tensor"], where["layer"], where["prompt"]) == ("key", 0, 1)
+    assert document["settings"]["allowed_different"] == ["weights"]
+
+
+def test_a_package_against_another(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], other: Path, prompts: Path
+) -> None:
+    """Against itself the values are equal; against other weights they are not, and bytes are none the worse."""
+    folder, package = tiny
+    same = verify(kvbaton_cli, package, folder, prompts, "--reference", package, "--json").json()
+    assert same["verdict"] == "pass"
+    assert same["rungs"][1]["max_abs"] == 0
+    assert same["rungs"][2]["max_kl"] == 0
+    done = verify(
+        kvbaton_cli, package, folder, prompts, "--reference", other, "--allow-different", "weights", "--json"
+    )
+    assert done.code == 1
+    assert [r["status"] for r in done.json()["rungs"]][:2] == ["pass", "fail"]
+
+
+def test_contexts_cut_every_prompt(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, package = tiny
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps({"tokens": ids(40, n)}) + "\n" for n in range(2)))
+    done = verify(kvbaton_cli, package, folder, file, "--context", "12,32", "--tie", "0.05", "--json")
+    assert done.code == 0, done.stdout
+    found = [(p["context"], p["prompt_tokens"]) for p in done.json()["prompts"]]
+    assert found == [(12, 6), (32, 26)] * 2
+    short = verify(kvbaton_cli, package, folder, file, "--context", "64", "--json")
+    assert "40 tokens" in error(short, "usage")["message"]
+    assert "58" in error(short, "usage")["message"]
+
+
+def test_words_go_to_stdout(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, package = tiny
+    (tmp_path / "a.txt").write_text("t1 t2 t3 t4 t5 t9\n")
+    done = verify(kvbaton_cli, package, folder, tmp_path, "--tie", "0.05")
+    assert done.code == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith(("pass: ", "tie: "))
+    assert "free-running" in done.stdout
+
+
+def test_bad_input_is_one_error(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    folder, package = tiny
+
+    def refused(kind: str, *more: str | Path, file: Path = prompts, model: Path = folder) -> str:
+        return str(error(verify(kvbaton_cli, package, model, file, "--json", *more), kind)["message"])
+
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    assert "has no prompts" in refused("usage", file=empty)
+    assert "none.jsonl" in refused("usage", file=tmp_path / "none.jsonl")
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"name": "long one", "tokens": ids(40)}))
+    message = refused("prompt_too_long", file=long)
+    assert "long one" in message
+    assert "40 tokens" in message
+    assert "at most 33" in message
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text(json.dumps({"tokens": [1, 100000]}))
+    assert "100000" in refused("usage", file=strange)
+    assert "none" in refused("model", model=tmp_path / "none")
+    page = tmp_path / "none" / "report.html"
+    assert "does not exist" in refused("usage", "--report", page)
+    assert "min_cosine" in refused("usage", "--min-cosine", "nan")
+    assert "tie" in refused("usage", "--tie=-1")
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_what_cannot_be_used_is_said_before_anything_is_loaded(kvbaton_cli: Run, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    more = ("--prefill", "none.mlpackage", "--decode", "none", "--prompts", file, "--json")
+    for flags in (("--max-tokens", "0"), ("--repeat", "0"), ("--max-tokens", "8", "--context", "8")):
+        error(kvbaton_cli("verify", *more, *flags), "usage")
+    error(kvbaton_cli("verify", *more), "package")

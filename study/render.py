@@ -1,0 +1,152 @@
+"""Tables and plots of the study, written into its page between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cells import CONTEXTS, MODELS, Cell
+from kvbaton._page import Series, chart, standalone
+from kvbaton._verify.rungs import Thresholds
+from kvbaton.verification import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/study-token-agreement.md"
+PLOTS = ROOT / "docs/study"
+BEGIN, END = "<!-- results: written by study/render.py -->", "<!-- end of results -->"
+
+Result = dict[str, Any]
+TIE = Thresholds().tie
+
+
+def render(found: Sequence[Result], missing: Sequence[Cell]) -> None:
+    """Writes the page and its plots."""
+    text = PAGE.read_text()
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise SystemExit(f"{PAGE} has lost the marks between which results go")
+    parts = [f"{len(found)} of {len(found) + len(missing)} cells have run."]
+    parts += [_model(model, [r for r in found if r["model"] == model]) for model in MODELS]
+    parts.append(_missing(missing))
+    write_text(PAGE, before + BEGIN + "\n\n" + "\n\n".join(p for p in parts if p) + "\n\n" + END + after)
+
+
+def _model(model: str, results: Sequence[Result]) -> str:
+    if not results:
+        return f"### {model}\n\nNo cell has run."
+    order = {context: i for i, context in enumerate(CONTEXTS)}
+    rows = [
+        _row(r) for r in sorted(results, key=lambda r: (order[r["context"]], _varied(r) != "–", _varied(r)))
+    ]
+    head = (
+        "| context | varied | prompts | bytes equal | steps agreed | near ties | prompts that part "
+        "| smallest cosine | largest row error | median divergence | largest divergence |\n"
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    plots = [
+        _plot(model, "agreement", "steps that agree", results, _agreement),
+        _plot(model, "divergence", "largest divergence (nats)", results, _largest, log_y=True),
+        _positions(model, results),
+    ]
+    return "\n\n".join([f"### {model}", "\n".join([head, *rows]), *(p for p in plots if p)])
+
+
+def _varied(result: Result) -> str:
+    """What differs from the base cell."""
+    base = Cell(result["model"], result["context"])
+    names = {"package": "package", "numerics": "numerics", "decoder": "decoder"}
+    changed = [
+        f"{label} {result[name]}" for name, label in names.items() if result[name] != getattr(base, name)
+    ]
+    return ", ".join(changed) or "–"
+
+
+def _row(result: Result) -> str:
+    prompts = result["prompts"]
+    steps, agreed = sum(p["steps"] for p in prompts), sum(p["agreed"] for p in prompts)
+    ties = sum(m < TIE for p in prompts for m in p["margins"])
+    parted = sum(p["first_difference"] is not None for p in prompts)
+    kl = sorted(k for p in prompts for k in p["kl"])
+    cells = [
+        f"{result['context']:,}",
+        _varied(result),
+        len(prompts),
+        sum(p["bytes"] == "pass" for p in prompts),
+        f"{agreed:,} of {steps:,}",
+        ties,
+        parted,
+        f"{min(p['min_cosine'] for p in prompts):.7f}",
+        f"{max(p['max_row_error'] for p in prompts):.3f}",
+        f"{kl[len(kl) // 2]:.1e}",
+        f"{kl[-1]:.1e}",
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _agreement(result: Result) -> float:
+    prompts = result["prompts"]
+    return sum(p["agreed"] for p in prompts) / sum(p["steps"] for p in prompts)
+
+
+def _largest(result: Result) -> float:
+    return max(k for p in result["prompts"] for k in p["kl"])
+
+
+def _plot(
+    model: str, name: str, says: str, results: Sequence[Result], value: Any, log_y: bool = False
+) -> str | None:
+    """A figure over contexts, one curve a setting; ``None`` of a single context."""
+    curves: dict[str, list[tuple[float, float | None]]] = {}
+    for result in sorted(results, key=lambda r: r["context"]):
+        setting = _varied(result)
+        label = "fp16, f16-storage, float32" if setting == "–" else setting
+        curves.setdefault(label, []).append((float(result["context"]), float(value(result))))
+    if len({x for points in curves.values() for x, _ in points}) < 2:
+        return None
+    series = [Series(label, points, marks=True) for label, points in curves.items()]
+    return _written(model, name, series, "context (tokens)", says, log_x=True, log_y=log_y)
+
+
+def _positions(model: str, results: Sequence[Result]) -> str | None:
+    """Divergence along the continuation, for the base cells."""
+    series = []
+    for result in sorted(results, key=lambda r: r["context"]):
+        if _varied(result) == "–":
+            steps = zip(*(p["kl"] for p in result["prompts"]), strict=True)
+            points: list[tuple[float, float | None]] = [(float(i), _mean(kl)) for i, kl in enumerate(steps)]
+            series.append(Series(f"context {result['context']:,}", points))
+    if not series:
+        return None
+    return _written(model, "steps", series, "step of the continuation", "mean divergence (nats)", log_y=True)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def _written(model: str, name: str, series: list[Series], x: str, y: str, **axes: bool) -> str:
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    file = PLOTS / f"{model}-{name}.svg"
+    drawing = chart.lines(series, x, y, title=f"{model}: {y} over {x}", legend_inside=True, **axes)
+    write_text(file, standalone(drawing))
+    return f"![{model}: {y} over {x}](study/{file.name})"
+
+
+def _missing(missing: Sequence[Cell]) -> str:
+    if not missing:
+        return ""
+    by_model = []
+    for model in MODELS:
+        lacking = [cell for cell in missing if cell.model == model]
+        contexts = sorted({cell.context for cell in lacking})
+        if lacking:
+            listed = []
+            for context in contexts:
+                settings = [_varied({**c.to_dict()}) for c in lacking if c.context == context]
+                words = ["base" if s == "–" else s for s in settings]
+                listed.append(f"  - {context:,}: {'all' if len(words) == 6 else ', '.join(words)}")
+            by_model.append(f"- {model}\n" + "\n".join(listed))
+    return "### Cells that have not run\n\n" + "\n".join(by_model)
