@@ -4,9 +4,9 @@
     kvbaton bench prefill PACKAGE --tokens 7900 --json > chunks.json
     scripts/plot-chunks.py chunks.json MODEL/config.json docs/chunks.svg
 
-The work of a chunk of T tokens after p others, in floating-point operations: two for each weight of the layers and token,
-and four for each lane of a query head, each token and each row that it attends to. The line through the points is the
-rate at which the whole prompt ran, so a chunk above it costs more than its work.
+The work of a chunk of T tokens after p others, in floating-point operations: two for each weight of the layers and
+token, and four for each lane of a query head, each token and each row that it attends to. The line is the rate at
+which the whole prompt ran: a chunk above it costs more than its work.
 """
 
 from __future__ import annotations

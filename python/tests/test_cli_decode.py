@@ -77,6 +77,23 @@ def test_a_package_decodes(kvbaton_cli: Any, made: Path, tmp_path: Path, prefill
         assert report["prefill"]["tokens"] == length - 1
 
 
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3"])
+def test_chunks_are_handed_on_while_the_next_one_runs(
+    kvbaton_cli: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    parent = tmp_path_factory.mktemp(name)
+    folder = tiny_models.build(name, parent)
+    export(folder, parent / "p.mlpackage", buckets=(8,), context=(CONTEXT,), chunk=CHUNK)
+    flags = {"decode": folder, "dtype": "float32", "max_tokens": 24}
+    done = run(kvbaton_cli, parent, tmp_path, PROMPT, **flags)
+    assert done.code == 0, done.stderr
+    report = done.json()
+    alone(folder, PROMPT, report["tokens"])
+    assert report["handoff"]["streamed"]["pieces"] == 3  # 16, 16 and 8 rows
+    assert report["handoff"]["exposed_seconds"] <= report["handoff"]["seconds"]
+    assert report["handoff"]["rows"] == 40
+
+
 def test_mlx_decodes_what_mlx_prefilled(kvbaton_cli: Any, made: Path, tmp_path: Path) -> None:
     folder = made / "llama_tied"
     done = run(kvbaton_cli, made, tmp_path, PROMPT, prefill=folder, decode=folder, dtype="float32")
