@@ -43,34 +43,23 @@ struct StageFile {
     layout: Option<LayoutName>,
 }
 
-/// A layout: a preset or a file by name, or written out.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum LayoutName {
-    Named(String),
-    Written(Box<Layout>),
-}
+/// A layout: a preset or a file by name, or a table that is one.
+type LayoutName = toml::Value;
 
-impl LayoutName {
-    fn read(self, folder: &Path) -> Result<Layout, Error> {
-        match self {
-            LayoutName::Written(layout) => {
-                // Written out, it passes the checks of a file of its own.
-                Ok(Layout::from_toml(&layout.to_toml())?)
-            }
-            LayoutName::Named(name) if presets::text(&name).is_some() => Ok(presets::get(&name)?),
-            LayoutName::Named(name) => {
-                let path = folder.join(&name);
-                let text = std::fs::read_to_string(&path).map_err(|e| {
-                    Error::new(
-                        ErrorKind::Layout,
-                        format!("no layout is called `{name}`, and `{}`: {e}", path.display()),
-                    )
-                })?;
-                Ok(Layout::from_toml(&text)?)
-            }
-        }
+fn read_layout(said: &LayoutName, folder: &Path) -> Result<Layout, Error> {
+    let Some(name) = said.as_str() else {
+        // Written out, it is what a file of its own would be.
+        return Ok(Layout::from_toml(&toml::to_string(said).unwrap_or_default())?);
+    };
+    if presets::text(name).is_some() {
+        return Ok(presets::get(name)?);
     }
+    let path = folder.join(name);
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        let message = format!("no layout is called `{name}`, and `{}`: {e}", path.display());
+        Error::new(ErrorKind::Layout, message)
+    })?;
+    Ok(Layout::from_toml(&text)?)
 }
 
 /// A chain of packages on the CPU executor.
@@ -107,10 +96,10 @@ impl ChainPrefill {
             return Err(wrong("a chain has at least one [[stage]]".to_owned()));
         }
         let folder = file.parent().unwrap_or(Path::new("."));
-        let whole = chain.layout.map(|l| l.read(folder)).transpose()?.or(stated.layout);
+        let whole = chain.layout.map(|l| read_layout(&l, folder)).transpose()?.or(stated.layout);
         let mut stages = Vec::new();
         for stage in chain.stage {
-            let layout = stage.layout.map(|l| l.read(folder)).transpose()?;
+            let layout = stage.layout.map(|l| read_layout(&l, folder)).transpose()?;
             let path = folder.join(&stage.package);
             stages.push(Stage::open(&path, stage.function, layout, &options)?);
         }
@@ -134,6 +123,8 @@ impl ChainPrefill {
                 (rows.ok_or_else(|| wrong("no package states a layout".to_owned()))?, past)
             }
         };
+        // Every layer has its place, before anything is run.
+        layout.tensor_names(&model.cache)?;
         let states = stages.iter_mut().try_fold(None, |rows: Option<usize>, stage| {
             let own = stage.state_rows(&layout, &model.cache)?;
             Ok::<_, Error>(match (rows, own) {
