@@ -69,9 +69,10 @@ test-slow: $(DEMO_PACKAGE) ## Run the tests that take long.
 	@scripts/with-openblas.sh $(BIN)/pytest -q -m slow
 	@PYTHON=$(BIN)/python scripts/test-mlx-lm-versions.sh
 
-lint: $(VENV)/.native ## Formatting, clippy, ruff, types.
+lint: $(VENV)/.native ## Formatting, clippy, ruff, types, the table of operations.
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+	@cargo --quiet xtask ops-table --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

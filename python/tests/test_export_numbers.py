@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from kvbaton._export import ExportError
 from kvbaton._export.config import Rope, parse_config
+from kvbaton._export.function import Part
 from kvbaton._export.rope import periods, tables
 from kvbaton._export.weights import Weights, dequantize
 
@@ -18,7 +19,7 @@ mx = pytest.importorskip("mlx.core")
 pytest.importorskip("coremltools")
 from coremltools.converters.mil import Builder as mb  # noqa: E402
 from coremltools.converters.mil.mil import types  # noqa: E402
-from kvbaton._export import program  # noqa: E402
+from kvbaton._export import past, program  # noqa: E402
 from mlx_lm.models.base import create_causal_mask  # noqa: E402
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
 
@@ -231,8 +232,12 @@ def evaluate(config: dict[str, Any], rows: int, weights: dict[str, Any], block: 
         input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=program.OPSET
     )
     def body(unused: Any) -> Any:
+        parsed = parse_config(config)
         builder = program._Builder(
-            parse_config(config), lambda name, shape: weights[name].reshape(shape), rows
+            parsed,
+            lambda name, shape: weights[name].reshape(shape),
+            past.NoPast(rows),
+            Part(0, parsed.layers, parsed.layers),
         )
         values.append(block(builder).val)
         return mb.identity(x=unused)
@@ -350,3 +355,63 @@ def test_heads_are_split_and_rotated_as_mlx_does(head_norm: bool) -> None:
         heads = mx.fast.rms_norm(heads, mx.array(gain.astype(np.float32)), config.norm_eps)
     theirs = initialize_rope(config.head_dim, config.rope.theta, False)(heads.transpose(0, 2, 1, 3))
     np.testing.assert_allclose(ours, np.array(theirs), atol=1e-2)
+
+
+# --- what chunks and decode steps see --------------------------------------------------------------------
+
+CONTEXT = 40
+
+
+def shown(kind: str, position: int, rows: int, window: int | None) -> Any:
+    """The mask that a function computes at a position, as truth values, by coremltools."""
+    found = []
+
+    @mb.function(  # type: ignore[untyped-decorator]
+        input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=program.OPSET
+    )
+    def body(unused: Any) -> Any:
+        at = mb.const(val=np.array([position], np.int32))
+        made: Any = object.__new__(past.PastInputs if kind == "chunk" else past.States)
+        past._Positioned.__init__(made, rows, CONTEXT, at)
+        found.append(made.kind(Rope(10000.0, 16, {"kind": "default"}), window, ""))
+        return mb.identity(x=unused)
+
+    mask = found[0].mask.val
+    assert set(np.unique(mask)) <= {0, -np.inf}
+    return mask[0, 0] == 0, found[0]
+
+
+def held(position: int, slots: int) -> list[int | None]:
+    """The position of the row in every slot of a ring after ``position`` tokens; those at first are empty."""
+    slot_of = {p % slots: p for p in range(position)}
+    return [slot_of.get(slot) for slot in range(slots)]
+
+
+@pytest.mark.parametrize("window", [None, 12, 64])
+@pytest.mark.parametrize("position", [0, 1, 11, 12, 13, 24, 30])
+def test_a_chunk_sees_the_rows_that_mlx_s_mask_shows(position: int, window: int | None) -> None:
+    rows, slots = 10, past.slots(CONTEXT, window)
+    mask, _ = shown("chunk", position, rows, window)
+    columns = [position + row for row in range(rows)] + held(position, slots)
+    whole = np.array(create_causal_mask(position + rows, window_size=window))[position:]
+    for query in range(rows):
+        visible = {columns[c] for c in np.flatnonzero(mask[query])}
+        assert visible == set(np.flatnonzero(whole[query])), query
+        assert mask[query].sum() == len(visible)
+
+
+@pytest.mark.parametrize("window", [None, 12, 64])
+@pytest.mark.parametrize("position", [0, 1, 11, 12, 13, 24, 39])
+def test_a_decode_step_sees_the_rows_that_mlx_s_mask_shows(position: int, window: int | None) -> None:
+    mask, _ = shown("decode", position, 1, window)
+    columns = held(position + 1, past.slots(CONTEXT, window))
+    whole = np.array(create_causal_mask(position + 1, window_size=window))[position]
+    assert {columns[c] for c in np.flatnonzero(mask[0])} == set(np.flatnonzero(whole))
+
+
+def test_a_chunk_is_rotated_by_its_positions() -> None:
+    cos, sin = tables(Rope(10000.0, 16, {"kind": "default"}), CONTEXT)
+    _, kind = shown("chunk", 35, 10, None)
+    rows = np.minimum(np.arange(35, 45), CONTEXT - 1)  # padding after the context repeats its last row
+    np.testing.assert_array_equal(kind.cos.val[0, 0], cos[rows])
+    np.testing.assert_array_equal(kind.sin.val[0, 0], sin[rows])

@@ -210,6 +210,47 @@ def test_unusable_buckets_are_refused(
     assert error.value.kind == "buckets"
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "fragment"),
+    [
+        ({"context": (0,)}, "buckets", "a context of 0 tokens"),
+        ({"context": (300,)}, "buckets", "a context of 300 tokens is longer than .* 256"),
+        ({"context": (64,), "chunk": 0}, "buckets", "a chunk of 0 tokens"),
+        (
+            {"context": (64, 128), "chunk": 65},
+            "buckets",
+            "a chunk of 65 tokens is longer than the context of 64",
+        ),
+        ({"kind": "decode", "context": (64, 128)}, "buckets", "one context, 2 were given"),
+        ({"kind": "decode", "split": 2}, "output", "a decode package is not split"),
+        ({"kind": "encode"}, "output", "unknown kind 'encode', wanted one of prefill, decode"),
+        ({"split": 2}, "output", "ends in .mlpackage, a split model is a folder"),
+        ({"split": 0}, "output", "3 layers cannot be split into 0 parts"),
+        ({"split": 4}, "output", "3 layers cannot be split into 4 parts"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    options: dict[str, Any], kind: str, fragment: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=fragment) as error:
+        small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", **options)
+    assert error.value.kind == kind
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_chain_is_replaced_by_a_chain(tiny_model: TinyModel, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("precious")
+    for force, fragment in ((False, "replacing it was not asked for"), (True, "holds no chain.toml")):
+        with pytest.raises(ExportError, match=fragment):
+            small_export(tiny_model("llama_tied"), tmp_path / "mine", split=2, force=force)
+    assert (tmp_path / "mine/notes.txt").read_text() == "precious"
+    small_export(tiny_model("llama_tied"), tmp_path / "chain", buckets=(8,), split=2)
+    report = small_export(tiny_model("llama_tied"), tmp_path / "chain", buckets=(8,), split=3, force=True)
+    assert report.packages == ("part_0.mlpackage", "part_1.mlpackage", "part_2.mlpackage")
+    assert sorted(p.name for p in (tmp_path / "chain").iterdir()) == ["chain.toml", *report.packages]
+
+
 def test_buckets_are_sorted_and_counted_once(tiny_model: TinyModel, tmp_path: Path) -> None:
     report = small_export(tiny_model("llama_tied"), tmp_path / "m.mlpackage", buckets=[16, 8, 16])
     assert report.buckets == (8, 16)

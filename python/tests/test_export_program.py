@@ -61,6 +61,77 @@ def test_every_architecture_exports_with_declared_shapes(
         assert features(description.output) == {"logits": (FLOAT16, [1, 512]), **caches}
 
 
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3"])
+def test_a_chunk_takes_the_cache_so_far(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    report = small_export(tiny_model(name), tmp_path / "m.mlpackage", context=(32, 64), chunk=16)
+    assert report.functions == ("prefill_8", "prefill_16", "prefill_16_of_32", "prefill_16_of_64")
+    assert (report.contexts, report.chunk) == ((32, 64), 16)
+    spec = load_spec(str(report.path))
+    metadata = spec.description.metadata.userDefined
+    assert json.loads(metadata["kvbaton.functions"])[1:3] == [
+        {"name": "prefill_16", "kind": "prefill", "tokens": 16},
+        {"name": "prefill_16_of_32", "kind": "prefill", "tokens": 16, "context": 32},
+    ]
+    kinds = {"full": (1, 64), "sliding": (2, 12)} if name == "gemma3" else {"": (3, 64)}
+    description = spec.description.functions[3]
+    past = {
+        f"past_{part}{kind and '_' + kind}": (FLOAT16, [layers, 2, slots, 16])
+        for part in ("key", "value")
+        for kind, (layers, slots) in kinds.items()
+    }
+    tokens = {"input_ids": (INT32, [1, 16]), "last_index": (INT32, [1]), "position": (INT32, [1])}
+    assert features(description.input) == {**tokens, **past}
+    rows = {
+        f"{part}_cache{kind and '_' + kind}": (FLOAT16, [layers, 2, 16, 16])
+        for part in ("key", "value")
+        for kind, (layers, _) in kinds.items()
+    }
+    assert features(description.output) == {"logits": (FLOAT16, [1, 512]), **rows}
+    layout = tomllib.loads(metadata["kvbaton.past"])
+    assert (layout["placement"], layout["sliding_placement"]) == ("left", "ring")
+    assert {tensor["name"] for tensor in layout["tensor"]} == set(past)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3"])
+def test_a_decode_step_keeps_the_cache_in_states(name: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model(name), tmp_path / "m.mlpackage", kind="decode", context=(64,))
+    spec = load_spec(str(tmp_path / "m.mlpackage"))
+    (description,) = spec.description.functions
+    assert features(description.input) == {"input_ids": (INT32, [1, 1]), "position": (INT32, [1])}
+    assert features(description.output) == {"logits": (FLOAT16, [1, 512])}
+    states = {s.name: list(s.type.stateType.arrayType.shape) for s in description.state}
+    kinds = (
+        {"_full": [1, 2, 64, 16], "_sliding": [2, 2, 12, 16]} if name == "gemma3" else {"": [3, 2, 64, 16]}
+    )
+    assert states == {f"{part}_cache{kind}": s for part in ("key", "value") for kind, s in kinds.items()}
+    (block,) = functions(spec).values()
+    count = Counter(op.type for op in block.operations)
+    # One read of each state, and one of what each update has left in it.
+    assert count["slice_update"] == count["write_state"] == 2 * 3
+    assert count["read_state"] == len(states) + count["write_state"]
+    layout = tomllib.loads(spec.description.metadata.userDefined["kvbaton.layout"])
+    assert layout["inputs"] == {"tokens": "input_ids", "position": "position"}
+
+
+def test_packages_of_a_chain_pass_hidden_states_on(tiny_model: TinyModel, tmp_path: Path) -> None:
+    small_export(tiny_model("gemma3"), tmp_path / "chain", split=2, buckets=(16,), context=(64,), chunk=16)
+    found = []
+    for index in range(2):
+        spec = load_spec(str(tmp_path / f"chain/part_{index}.mlpackage"))
+        layout = tomllib.loads(spec.description.metadata.userDefined["kvbaton.layout"])
+        assert layout["partial"] is True
+        held = sorted(layer for tensor in layout["tensor"] for layer in tensor["layers"])
+        found.append((layout["inputs"], layout["outputs"], sorted(set(held))))
+        names = [f.name for f in spec.description.functions]
+        assert names == ["prefill_16", "prefill_16_of_64"]
+    first, last = found
+    assert first[0] == {"tokens": "input_ids", "position": "position"}
+    assert first[1] == {"hidden": "output_hidden_states"}
+    assert last[0] == {"hidden": "hidden_states", "last_index": "last_index", "position": "position"}
+    assert last[1] == {"logits": "logits"}
+    assert first[2] + last[2] == [0, 1, 2]
+
+
 def test_ops_are_the_planned_ones(tiny_model: TinyModel, tmp_path: Path) -> None:
     small_export(tiny_model("qwen3"), tmp_path / "m.mlpackage")
     for block in functions(load_spec(str(tmp_path / "m.mlpackage"))).values():

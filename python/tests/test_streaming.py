@@ -147,3 +147,26 @@ def test_run_answers_the_same_with_and_without_streaming(
     assert streamed["handoff"]["touched_share"] == 1.0
     assert streamed["handoff"]["bytes"] == plain["handoff"]["bytes"]
     assert streamed["handoff"]["first_step_copied_bytes"] == 0
+
+
+@pytest.mark.slow
+def test_a_long_prompt_exposes_one_chunk_at_most(
+    kvbaton_cli: Run, model_folder: Path, tmp_path: Path
+) -> None:
+    """SmolLM2, 4,096 rows in chunks of 512, into new memory, in one run."""
+    package = tmp_path / "chunks.mlpackage"
+    made = kvbaton_cli("export", model_folder, package, "--context", "4608", "--chunk", "512")
+    assert made.code == 0, made.stderr
+    document = kvbaton_cli(
+        *("bench", "run", "--prefill", package, "--decode", model_folder, "--dtype", "float32"),
+        *("--context", "4097", "--mode", "streamed-cold,after-cold", "--max-tokens", "8", "--repeats", "3"),
+        "--json",
+    ).json()
+    streamed, after = document["rows"]
+    assert (streamed["streamed"], after["streamed"], streamed["pieces"]) == (True, False, 8)
+    exposed = streamed["exposed_seconds"]["median"]
+    assert exposed <= 0.2 * after["exposed_seconds"]["median"]
+    assert exposed <= streamed["longest_copy_seconds"]["max"] + 1e-3
+    assert streamed["exposed_share"] <= 0.01
+    assert streamed["same_tokens"]
+    assert after["same_tokens"]

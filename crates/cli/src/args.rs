@@ -143,20 +143,60 @@ pub(crate) struct Run {
     pub(crate) source_model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) foreign: Foreign,
+    #[command(flatten)]
+    pub(crate) runtime: Runtime,
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
     /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
     #[arg(long)]
     pub(crate) no_stream: bool,
-    /// Who prefills: the package, MLX itself, or whoever is better by `kvbaton plan`.
-    #[arg(long, value_enum, default_value_t = RouteChoice::CoremlMlx)]
-    pub(crate) route: RouteChoice,
+    /// Who prefills and who decodes, of a package in --prefill, a model in --decode and --decode-package; `auto` is
+    /// what `kvbaton plan` picks. What was named, when absent.
+    #[arg(long, value_enum)]
+    pub(crate) route: Option<RouteChoice>,
+    /// A Core ML package of the kind `decode`, for routes that decode with Core ML.
+    #[arg(long, value_name = "PACKAGE", requires = "route")]
+    pub(crate) decode_package: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) circumstances: Circumstances,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Which engine runs the package, and where.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Runtime {
+    /// The engine that runs the package; Core ML on a Mac, the CPU executor elsewhere, when absent.
+    #[arg(long, value_enum)]
+    pub(crate) engine: Option<EngineName>,
+    /// Where Core ML may run it; all of them, and fewer when those fail, when absent.
+    #[arg(long, value_enum, value_name = "UNITS")]
+    pub(crate) compute_units: Option<UnitsName>,
+    /// Seconds that Core ML may take to load a model, its compilation for the Neural Engine included.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) engine_timeout: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// Apple's Core ML.
+    Coreml,
+    /// kvbaton's own executor.
+    Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnitsName {
+    /// Wherever the system prefers.
+    All,
+    /// The Neural Engine, and the CPU for the rest.
+    CpuAndNe,
+    /// The GPU, and the CPU for the rest.
+    CpuAndGpu,
+    /// The CPU alone.
+    Cpu,
 }
 
 /// What a package or a dump does not say of itself.
@@ -369,6 +409,8 @@ pub(crate) struct BenchPrefill {
     /// Tokens of the prompt.
     #[arg(long, default_value_t = 512, value_name = "N")]
     pub(crate) tokens: usize,
+    #[command(flatten)]
+    pub(crate) runtime: Runtime,
     /// Threads; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
@@ -418,6 +460,10 @@ pub(crate) enum RouteChoice {
     CoremlMlx,
     /// MLX does both.
     Mlx,
+    /// Core ML packages do both.
+    Coreml,
+    /// MLX prefills, a Core ML package decodes.
+    MlxCoreml,
 }
 
 /// What a choice of engines depends on besides the model.
@@ -452,6 +498,9 @@ pub(crate) struct Calibrate {
     /// The Core ML package that prefills.
     #[arg(long, value_name = "PACKAGE")]
     pub(crate) prefill: Option<PathBuf>,
+    /// The Core ML package that decodes.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) decode_package: Option<PathBuf>,
     /// Prompt lengths.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 256, 1024], value_name = "N,…")]
     pub(crate) lengths: Vec<usize>,
@@ -472,6 +521,24 @@ pub(crate) struct Calibrate {
     pub(crate) json: bool,
 }
 
+/// How a run of a bench is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RunMode {
+    /// Rows move while the prefill runs, into memory that was used before.
+    StreamedWarm,
+    /// Rows move after the prefill, into memory that was used before.
+    AfterWarm,
+    /// Rows move while the prefill runs, into new memory.
+    StreamedCold,
+    /// Rows move after the prefill, into new memory.
+    AfterCold,
+}
+
+impl RunMode {
+    pub(crate) const ALL: [RunMode; 4] =
+        [RunMode::StreamedWarm, RunMode::AfterWarm, RunMode::StreamedCold, RunMode::AfterCold];
+}
+
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BenchRun {
     /// The Core ML package that prefills.
@@ -480,12 +547,18 @@ pub(crate) struct BenchRun {
     /// The MLX model folder that decodes.
     #[arg(long, value_name = "MODEL")]
     pub(crate) decode: PathBuf,
+    /// The Core ML package that decodes, for routes that do.
+    #[arg(long, value_name = "PACKAGE")]
+    pub(crate) decode_package: Option<PathBuf>,
     /// Prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [128, 512], value_name = "N,…")]
     pub(crate) context: Vec<usize>,
     /// Who prefills and decodes.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [RouteChoice::CoremlMlx])]
     pub(crate) route: Vec<RouteChoice>,
+    /// When rows move, and whether the decoder's memory was used before; a route that hands nothing over has one.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = RunMode::ALL)]
+    pub(crate) mode: Vec<RunMode>,
     /// Tokens to decode.
     #[arg(long, short, default_value_t = 16, value_name = "K")]
     pub(crate) max_tokens: usize,

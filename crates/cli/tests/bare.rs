@@ -134,3 +134,41 @@ fn a_row_stride_below_a_row_is_refused() {
     assert_eq!(code, 2);
     assert!(stderr.contains("100 bytes") && stderr.contains("128 bytes"), "{stderr}");
 }
+
+#[test]
+fn plans_for_shipped_machines_need_no_python() {
+    let arguments = ["plan", "--model", "qwen3-4b", "--machine", "m5-pro", "--context", "4096"];
+    let (code, stdout, _) = kvbaton(&arguments);
+    assert_eq!(code, 0);
+    assert!(stdout.contains("do not hand over") && stdout.contains("  <--"), "{stdout}");
+    assert!(stdout.contains("never measured by kvbaton"), "{stdout}");
+    let (code, stdout, _) = kvbaton(&[&arguments[..], &["--json"]].concat());
+    let document: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, document["pick"].as_str()), (0, Some("mlx")));
+    assert!(document["break_even_tokens"].is_null());
+    let (code, stdout, _) = kvbaton(&[&arguments[..], &["--objective", "energy", "--json"]].concat());
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+}
+
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn coreml_needs_a_mac_and_its_flags_need_coreml() {
+    let (code, _, stderr) = kvbaton(&["bench", "prefill", PLAIN, "--engine", "coreml"]);
+    assert_eq!(code, 2);
+    assert!(stderr.starts_with("error: the engine coreml needs a Mac, this is "), "{stderr}");
+    assert!(stderr.contains("\nhint: leave --engine out"), "{stderr}");
+    let (code, stdout, _) = kvbaton(&["bench", "prefill", PLAIN, "--compute-units", "cpu-and-ne", "--json"]);
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+    let (code, stdout, _) = kvbaton(&["bench", "prefill", PLAIN, "--engine-timeout", "60", "--json"]);
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+    let (code, stdout, _) = kvbaton(&["bench", "prefill", "m.mlmodelc", "--json"]);
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "unavailable"));
+}
+
+#[test]
+fn unknown_engines_and_units_are_refused() {
+    for arguments in [["--engine", "gpu"], ["--compute-units", "ane"]] {
+        let (code, stdout, _) = kvbaton(&["bench", "prefill", PLAIN, arguments[0], arguments[1], "--json"]);
+        assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+    }
+}

@@ -327,7 +327,7 @@ fn find(graph: &Graph, masks: &mut Masks) -> Option<(Vec<usize>, Node)> {
 fn matmul(node: &Node) -> Option<&Matmul> {
     match &node.work {
         Work::Op(op) => op.as_matmul(),
-        Work::Rows(..) | Work::Attention(_) => None,
+        _ => None,
     }
 }
 
@@ -352,7 +352,7 @@ fn candidate(
         Work::Rows(program, _) => program.clone(),
         // A softmax alone is a row program of one line.
         Work::Op(op) if node.kind == "softmax" => alone(graph, node, op.as_ref())?,
-        Work::Op(_) | Work::Attention(_) => return None,
+        _ => return None,
     };
     let softmax_like = |l: &tile::Line| matches!(l.step, Step::Softmax { .. } | Step::Reduce { .. });
     if !program.lines.iter().any(softmax_like) || node.outputs.len() != 1 || program.results.len() != 1 {
@@ -404,7 +404,7 @@ fn candidate(
     if first_node.operands.iter().any(constant) || second_node.operands.iter().any(constant) {
         return None;
     }
-    let shape = |id: ValueId| graph.shapes[id.0 as usize].clone();
+    let shape = |id: ValueId| graph.known_shape(id).map(<[usize]>::to_vec);
     let (scores_shape, p_shape) = (shape(first_node.outputs[0])?, shape(probabilities)?);
     let out_shape = shape(second_node.outputs[0])?;
     let len = *scores_shape.last()?;
@@ -431,9 +431,9 @@ fn candidate(
         let source = &graph.nodes[at];
         let axis = match &source.work {
             Work::Op(op) => op.joins(&graph.operand_shapes(&source.operands)?)?,
-            Work::Rows(..) | Work::Attention(_) => return None,
+            _ => return None,
         };
-        let rank = graph.shapes[id.0 as usize].as_ref()?.len();
+        let rank = graph.known_shape(id)?.len();
         (axis + rows_at == rank && rows_at == 2).then(|| (at, source.operands.clone()))
     };
     let parts = (
@@ -475,7 +475,7 @@ fn candidate(
     debug_assert_eq!(attention.len, len);
     let work = Work::Attention(Box::new(attention));
     let outputs = second_node.outputs.clone();
-    Some((nodes, Node { kind: "matmul".to_owned(), work, operands, outputs, last_uses: Vec::new() }))
+    Some((nodes, Node::new(&second_node.kind, work, operands, outputs)))
 }
 
 fn is_value(operand: &Operand, id: ValueId) -> bool {

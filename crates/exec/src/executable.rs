@@ -12,7 +12,7 @@ use crate::array::Array;
 use crate::error::ExecError;
 use crate::graph::Graph;
 use crate::memory::{FloatBuf, Pool};
-use crate::ops::Operand;
+use crate::run::Run;
 use crate::shapes::Shapes;
 use crate::state::State;
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
@@ -104,7 +104,7 @@ impl Executable {
         }
         let shapes =
             inputs.iter().map(|i| Shapes::of(described(&package, &f.name, &i.name), &i.ty)).collect();
-        let mut graph = Graph::build(&package, f)?;
+        let mut graph = crate::build::build(&package, f)?;
         if options.fuse {
             crate::fuse::fuse(&mut graph);
         }
@@ -177,7 +177,9 @@ impl Executable {
         let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
         for node in &self.graph.nodes {
             let name = match &node.work {
-                crate::graph::Work::Op(_) => node.kind.as_str(),
+                crate::graph::Work::Op(_) | crate::graph::Work::Cond(_) | crate::graph::Work::Loop { .. } => {
+                    node.kind.as_str()
+                }
                 crate::graph::Work::Rows(..) => "(rows)",
                 crate::graph::Work::Attention(_) => "(attention)",
             };
@@ -244,47 +246,20 @@ impl Executable {
         mut seconds: Option<&mut HashMap<String, f64>>,
     ) -> Result<Vec<(String, Array)>, ExecError> {
         let function = self.package.function(Some(&self.function))?;
-        let mut values: Vec<Option<Tensor>> = vec![None; function.values.len()];
+        let mut values: Vec<Option<Tensor>> = vec![None; self.graph.values.len()];
         let context = Context { shown: Arc::default(), ..self.context.clone() };
         self.bind(inputs, function, &mut values)?;
         self.states.iter().try_for_each(|feature| state.check(feature))?;
         for (feature, (id, _)) in self.states.iter().zip(&self.graph.states) {
             values[id.0 as usize] = Some(state.take(&self.context, feature)?);
         }
-        for node in &self.graph.nodes {
-            let start = std::time::Instant::now();
-            let operands: Vec<Tensor> = (0..node.operands.len())
-                .map(|i| {
-                    let (o, later) = (&node.operands[i], &node.operands[i + 1..]);
-                    let again = later.iter().any(|l| l.value().is_some() && l.value() == o.value());
-                    operand(&mut values, o, if again { &[] } else { &node.last_uses })
-                })
-                .collect();
-            let outputs = node.run(&context, function, operands).map_err(|reason| ExecError::Run {
-                function: self.function.clone(),
-                op: node.kind.clone(),
-                output: node.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone()),
-                reason,
-            })?;
-            for (id, tensor) in node.outputs.iter().zip(outputs) {
-                values[id.0 as usize] = Some(tensor);
-            }
-            for id in &node.last_uses {
-                values[id.0 as usize] = None;
-            }
-            if let Some(seconds) = &mut seconds {
-                let name = match &node.work {
-                    crate::graph::Work::Op(_) => node.kind.clone(),
-                    crate::graph::Work::Rows(..) => format!("rows … {}", node.kind),
-                    crate::graph::Work::Attention(_) => "attention".to_owned(),
-                };
-                *seconds.entry(name).or_default() += start.elapsed().as_secs_f64();
-            }
-        }
+        let mut run =
+            Run { cx: &context, function, values, seconds: seconds.as_deref_mut().map(std::mem::take) };
+        run.graph(&self.graph)?;
         let start = std::time::Instant::now();
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (feature, output) in self.outputs.iter().zip(&self.graph.outputs) {
-            let tensor = operand(&mut values, output, &[]);
+            let tensor = run.operand(output, &[]);
             let array = export(&self.context, feature, &tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: "output".to_owned(),
@@ -294,7 +269,7 @@ impl Executable {
             outputs.push((feature.name.clone(), array));
         }
         for (feature, (_, last)) in self.states.iter().zip(&self.graph.states) {
-            let tensor = operand(&mut values, last, &[]);
+            let tensor = run.operand(last, &[]);
             state.put(&self.context, &feature.name, tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: "write_state".to_owned(),
@@ -303,6 +278,7 @@ impl Executable {
             })?;
         }
         if let Some(seconds) = seconds {
+            *seconds = run.seconds.unwrap_or_default();
             *seconds.entry("outputs".to_owned()).or_default() += start.elapsed().as_secs_f64();
         }
         Ok(outputs)
@@ -366,18 +342,6 @@ fn described<'a>(package: &'a Package, function: &str, input: &str) -> Option<&'
     match &features.inputs.iter().find(|f| f.name == input)?.kind {
         FeatureKind::Array(array) => Some(array),
         FeatureKind::Other(_) => None,
-    }
-}
-
-/// The value of an operand; the last one to use it gets the value itself.
-fn operand(values: &mut [Option<Tensor>], operand: &Operand, last_uses: &[ValueId]) -> Tensor {
-    match operand {
-        Operand::Fixed(tensor) => tensor.clone(),
-        Operand::Value(id) => {
-            let value = &mut values[id.0 as usize];
-            let value = if last_uses.contains(id) { value.take() } else { value.clone() };
-            value.expect("the reader checked that values precede their uses")
-        }
     }
 }
 

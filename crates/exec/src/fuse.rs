@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use kvbaton_mil::program::ValueId;
 
 use crate::attention;
-use crate::graph::{Graph, Node, Work};
+use crate::graph::{Graph, Node, RowResult, Work};
 use crate::ops::{Op, Operand, split_last};
 use crate::tensor::count;
 use crate::tile::{self, Line, RowProgram, Step};
@@ -18,6 +18,16 @@ pub(crate) fn fuse(graph: &mut Graph) {
     let groups = Groups::find(graph);
     rebuild(graph, &groups);
     attention::fuse(graph);
+    for node in &mut graph.nodes {
+        match &mut node.work {
+            Work::Cond(blocks) => blocks.iter_mut().for_each(fuse),
+            Work::Loop { test, body, .. } => {
+                fuse(test);
+                fuse(body);
+            }
+            Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {}
+        }
+    }
 }
 
 struct Groups {
@@ -37,7 +47,7 @@ enum Role {
 fn op_of(node: &Node) -> Option<&dyn Op> {
     match &node.work {
         Work::Op(op) => Some(op.as_ref()),
-        Work::Rows(..) | Work::Attention(_) => None,
+        _ => None,
     }
 }
 
@@ -50,11 +60,11 @@ fn role(graph: &Graph, node: &Node) -> Option<Role> {
 
 impl Graph {
     fn shape(&self, id: ValueId) -> &[usize] {
-        self.shapes[id.0 as usize].as_deref().unwrap_or(&[])
+        self.known_shape(id).unwrap_or(&[])
     }
 
     fn outputs_known(&self, node: &Node) -> bool {
-        node.outputs.iter().all(|id| self.shapes[id.0 as usize].is_some())
+        node.outputs.iter().all(|id| self.known_shape(*id).is_some())
     }
 
     /// Outer dimensions of a node's results.
@@ -227,20 +237,22 @@ fn merge(graph: &Graph, members: Vec<Node>, outside: impl Fn(&ValueId) -> bool) 
         }
     }
     // Results that nobody in or outside the group reads are not computed.
-    let (mut outputs, mut results, mut which) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut outputs, mut results, mut row_results) = (Vec::new(), Vec::new(), Vec::new());
     for id in members.iter().flat_map(|n| &n.outputs).filter(|id| outside(id)) {
         outputs.push(*id);
         // Two views of one register are one result.
-        which.push(results.iter().position(|r| *r == register[id]).unwrap_or_else(|| {
+        let index = results.iter().position(|r| *r == register[id]).unwrap_or_else(|| {
             results.push(register[id]);
             results.len() - 1
-        }));
+        });
+        let dtype = graph.values[id.0 as usize].dtype.expect("results of rows are tensors");
+        row_results.push(RowResult { index, dtype, shape: graph.shape(*id).to_vec() });
     }
     program.results = results;
     program.drop_unused();
     program.reuse_registers();
     let kind = members.last().map_or_else(String::new, |n| n.kind.clone());
-    Node { kind, work: Work::Rows(program, which), operands, outputs, last_uses: Vec::new() }
+    Node::new(&kind, Work::Rows(program, row_results), operands, outputs)
 }
 
 /// Orders nodes so that each follows the producers of its operands, otherwise as they were.

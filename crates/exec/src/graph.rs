@@ -1,13 +1,11 @@
-//! A function as nodes to run in order: built from the program, checked, then fused.
+//! A function, or a block of one, as nodes to run in order.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use kvbaton_mil::Package;
-use kvbaton_mil::program::{Constant, Function, ValueId, ValueType};
+use kvbaton_mil::program::{DataType, ValueId};
 
-use crate::error::ExecError;
-use crate::ops::{self, Form, Op, Operand, states};
+use crate::ops::{Op, Operand};
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
 
@@ -16,10 +14,22 @@ use crate::tile::RowProgram;
 pub(crate) enum Work {
     /// One operation.
     Op(Box<dyn Op>),
-    /// Several operations, row by row; for each output, which of the program's results it is.
-    Rows(RowProgram, Vec<usize>),
+    /// Several operations, row by row.
+    Rows(RowProgram, Vec<RowResult>),
     /// Two products and the rows between them.
     Attention(Box<crate::attention::Attention>),
+    /// One of two blocks: the first one if the first operand is true.
+    Cond(Box<[Graph; 2]>),
+    /// A block again and again, as long as another one says so. The first operands are its variables.
+    Loop { variables: usize, test: Box<Graph>, body: Box<Graph> },
+}
+
+/// A result of a row program: which one, and the tensor it becomes.
+#[derive(Clone, Debug)]
+pub(crate) struct RowResult {
+    pub(crate) index: usize,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: Vec<usize>,
 }
 
 /// A node: an operation, or several in one.
@@ -28,176 +38,73 @@ pub(crate) struct Node {
     /// MIL's name of the operation (the last one of several).
     pub(crate) kind: String,
     pub(crate) work: Work,
+    /// Those of a node with blocks end with the values that the blocks use.
     pub(crate) operands: Vec<Operand>,
     pub(crate) outputs: Vec<ValueId>,
     /// Values that no later node needs.
     pub(crate) last_uses: Vec<ValueId>,
 }
 
-/// A function, ready to run.
-#[derive(Debug)]
+/// What is known of a value at load.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) dtype: Option<DataType>,
+    pub(crate) shape: Option<Vec<usize>>,
+}
+
+/// A function or a block, ready to run.
+#[derive(Debug, Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
-    /// Shapes of values, where they are known at load.
-    pub(crate) shapes: Vec<Option<Vec<usize>>>,
-    /// What the function returns, in its order.
+    /// Values given from outside: inputs and states of a function, inputs of a block.
+    pub(crate) inputs: Vec<ValueId>,
+    /// What it returns, in its order.
     pub(crate) outputs: Vec<Operand>,
-    /// Each state: the value it starts as, and what it is left as.
+    /// Each state of a function: the value it starts as, and what it is left as.
     pub(crate) states: Vec<(ValueId, Operand)>,
+    /// Every value, by id: those of the program, then those made by the builder.
+    pub(crate) values: Arc<Vec<Known>>,
 }
 
 impl Node {
+    pub(crate) fn new(kind: &str, work: Work, operands: Vec<Operand>, outputs: Vec<ValueId>) -> Node {
+        Node { kind: kind.to_owned(), work, operands, outputs, last_uses: Vec::new() }
+    }
+
     /// The values it reads.
     pub(crate) fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.operands.iter().filter_map(Operand::value)
     }
 
-    /// Computes its outputs.
-    pub(crate) fn run(
-        &self,
-        cx: &Context,
-        function: &Function,
-        operands: Vec<Tensor>,
-    ) -> Result<Vec<Tensor>, String> {
+    /// Computes its outputs; not for nodes with blocks.
+    pub(crate) fn run(&self, cx: &Context, operands: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
         match &self.work {
             Work::Op(op) => op.eval_owned(cx, operands),
-            Work::Rows(program, which) => {
-                let results: Vec<_> =
-                    program.run(cx, &operands)?.into_iter().map(|r| Data::Float(Arc::new(r))).collect();
-                self.outputs
-                    .iter()
-                    .zip(which)
-                    .map(|(id, i)| match &function.value(*id).ty {
-                        ValueType::Tensor(ty) => {
-                            let shape = ty.fixed_shape().ok_or("a shape that was known at load is not")?;
-                            Ok(Tensor::new(ty.dtype, shape, results[*i].clone()))
-                        }
-                        _ => Err("a result is no tensor".to_owned()),
-                    })
-                    .collect()
+            Work::Rows(program, results) => {
+                let values = program.run(cx, &operands)?.into_iter();
+                let values: Vec<_> = values.map(|r| Data::Float(Arc::new(r))).collect();
+                let tensor = |r: &RowResult| Tensor::new(r.dtype, r.shape.clone(), values[r.index].clone());
+                Ok(results.iter().map(tensor).collect())
             }
             Work::Attention(attention) => attention.run(cx, &operands),
-        }
-    }
-}
-
-/// States as values: `read_state` names the version that is current, `write_state` makes another one current. So the
-/// operations are pure, and an update whose operand nobody else needs happens in place.
-struct Names {
-    /// What the results of `read_state` stand for.
-    aliases: HashMap<ValueId, Operand>,
-    /// The current version of each state.
-    versions: HashMap<ValueId, Operand>,
-}
-
-impl Names {
-    fn of(function: &Function) -> Names {
-        Names {
-            aliases: HashMap::new(),
-            versions: function.states.iter().map(|id| (*id, Operand::Value(*id))).collect(),
+            Work::Cond(_) | Work::Loop { .. } => Err("a node with blocks".to_owned()),
         }
     }
 
-    fn take(&mut self, named: states::Named) {
-        match named {
-            states::Named::Read { result, version } => self.aliases.insert(result, version),
-            states::Named::Written { state, version } => self.versions.insert(state, version),
-        };
+    /// Its blocks.
+    pub(crate) fn blocks(&self) -> Vec<&Graph> {
+        match &self.work {
+            Work::Cond(blocks) => blocks.iter().collect(),
+            Work::Loop { test, body, .. } => vec![test, body],
+            Work::Op(_) | Work::Rows(..) | Work::Attention(_) => Vec::new(),
+        }
     }
-}
-
-fn place(function: &Function, op: &kvbaton_mil::program::Op) -> (String, String, String) {
-    let output = op.outputs.first().map_or_else(String::new, |id| function.value(*id).name.clone());
-    (function.name.clone(), op.kind.clone(), output)
 }
 
 impl Graph {
-    /// Builds every operation of `function`.
-    ///
-    /// # Errors
-    ///
-    /// When an operation is missing or used in a form that is not handled, or shapes contradict the program's.
-    pub(crate) fn build(package: &Arc<Package>, function: &Function) -> Result<Graph, ExecError> {
-        let mut constants: HashMap<ValueId, &Constant> = HashMap::new();
-        for op in function.block.ops.iter().filter(|op| op.kind == "const") {
-            if let (Some(val), Some(id)) =
-                (op.attributes.get("val").or_else(|| inline_val(op)), op.outputs.first())
-            {
-                constants.insert(*id, val);
-            }
-        }
-        let mut graph = Graph {
-            nodes: Vec::new(),
-            shapes: function
-                .values
-                .iter()
-                .map(|v| match &v.ty {
-                    ValueType::Tensor(ty) | ValueType::State(ty) => ty.fixed_shape(),
-                    _ => None,
-                })
-                .collect(),
-            outputs: Vec::new(),
-            states: Vec::new(),
-        };
-        let mut names = Names::of(function);
-        let mut decompressed: HashMap<ValueId, Tensor> = HashMap::new();
-        for op in function.block.ops.iter().filter(|op| op.kind != "const") {
-            let (name, kind, output) = place(function, op);
-            let mut form = Form {
-                package,
-                function,
-                op,
-                constants: &constants,
-                decompressed: &decompressed,
-                aliases: &names.aliases,
-                operands: Vec::new(),
-            };
-            if matches!(op.kind.as_str(), "read_state" | "write_state") {
-                let named = states::name(&mut form, &names.versions);
-                names.take(named.map_err(|reason| ExecError::Form {
-                    function: name,
-                    op: kind,
-                    output,
-                    reason,
-                })?);
-                continue;
-            }
-            if let Some(tensor) = ops::decompress(&form) {
-                let tensor = tensor.and_then(|t| match op.outputs.as_slice() {
-                    [id] if graph.shapes[id.0 as usize].as_ref() == Some(&t.shape) => Ok((*id, t)),
-                    _ => Err(format!("comes out as {:?}, which is not declared", t.shape)),
-                });
-                let (id, tensor) =
-                    tensor.map_err(|reason| ExecError::Form { function: name, op: kind, output, reason })?;
-                decompressed.insert(id, tensor);
-                continue;
-            }
-            let Some(builder) = ops::builder(&op.kind) else {
-                return Err(ExecError::UnsupportedOp { function: name, op: kind, output });
-            };
-            let built = builder(&mut form).and_then(|built| {
-                graph.check(function, op, built.as_ref(), &form.operands)?;
-                Ok(built)
-            });
-            let work = match built {
-                Ok(built) => Work::Op(built),
-                Err(reason) => return Err(ExecError::Form { function: name, op: kind, output, reason }),
-            };
-            let outputs = op.outputs.clone();
-            graph.nodes.push(Node { kind, work, operands: form.operands, outputs, last_uses: Vec::new() });
-        }
-        graph.outputs = function
-            .block
-            .outputs
-            .iter()
-            .map(|id| {
-                let constant = || constants.get(id).and_then(|c| Tensor::constant(package, c));
-                let fixed = decompressed.get(id).cloned().or_else(constant).map(Operand::Fixed);
-                fixed.or_else(|| names.aliases.get(id).cloned()).unwrap_or(Operand::Value(*id))
-            })
-            .collect();
-        graph.states = function.states.iter().map(|id| (*id, names.versions[id].clone())).collect();
-        Ok(graph)
+    /// The shape of a value, where it is known at load.
+    pub(crate) fn known_shape(&self, id: ValueId) -> Option<&[usize]> {
+        self.values[id.0 as usize].shape.as_deref()
     }
 
     /// Values that the run itself needs: outputs and the last versions of states.
@@ -205,45 +112,41 @@ impl Graph {
         self.outputs.iter().chain(self.states.iter().map(|(_, last)| last)).filter_map(Operand::value)
     }
 
+    /// Values that exist only while the graph runs.
+    pub(crate) fn own(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.inputs.iter().chain(self.nodes.iter().flat_map(|n| &n.outputs)).copied()
+    }
+
+    /// Values from outside that a block uses.
+    pub(crate) fn captured(&self) -> Vec<ValueId> {
+        let own: HashSet<ValueId> = self.own().collect();
+        let mut captured = Vec::new();
+        for id in self.nodes.iter().flat_map(Node::reads).chain(self.kept()) {
+            if !own.contains(&id) && !captured.contains(&id) {
+                captured.push(id);
+            }
+        }
+        captured
+    }
+
     /// Shapes of a node's operands, if all are known.
     pub(crate) fn operand_shapes<'a>(&'a self, operands: &'a [Operand]) -> Option<Vec<&'a [usize]>> {
         operands
             .iter()
             .map(|o| match o {
-                Operand::Value(id) => self.shapes[id.0 as usize].as_deref(),
+                Operand::Value(id) => self.known_shape(*id),
                 Operand::Fixed(t) => Some(t.shape.as_slice()),
             })
             .collect()
     }
 
-    /// Compares the shapes an operation gives with those the program declares.
-    fn check(
-        &self,
-        function: &Function,
-        op: &kvbaton_mil::program::Op,
-        built: &dyn Op,
-        operands: &[Operand],
-    ) -> Result<(), String> {
-        let Some(shapes) = self.operand_shapes(operands) else { return Ok(()) };
-        let Some(inferred) = built.infer(&shapes)? else { return Ok(()) };
-        if inferred.len() != op.outputs.len() {
-            return Err(format!("{} results, the program declares {}", inferred.len(), op.outputs.len()));
-        }
-        for (shape, id) in inferred.iter().zip(&op.outputs) {
-            if let Some(declared) = self.shapes[id.0 as usize].as_ref().filter(|d| *d != shape) {
-                let name = &function.value(*id).name;
-                return Err(format!("`{name}` is declared {declared:?} and comes out as {shape:?}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes after which node each value can be freed.
+    /// Notes after which node each value can be freed. What a block uses from outside is not its to free.
     pub(crate) fn plan_frees(&mut self) {
+        let own: HashSet<ValueId> = self.own().collect();
         let mut last: HashMap<ValueId, usize> = HashMap::new();
         for (i, node) in self.nodes.iter().enumerate() {
             // A value that nobody reads goes right away.
-            for id in node.outputs.iter().copied().chain(node.reads()) {
+            for id in node.outputs.iter().copied().chain(node.reads()).filter(|id| own.contains(id)) {
                 last.insert(id, i);
             }
         }
@@ -252,17 +155,17 @@ impl Graph {
         }
         for node in &mut self.nodes {
             node.last_uses.clear();
+            match &mut node.work {
+                Work::Cond(blocks) => blocks.iter_mut().for_each(Graph::plan_frees),
+                Work::Loop { test, body, .. } => {
+                    test.plan_frees();
+                    body.plan_frees();
+                }
+                Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {}
+            }
         }
         for (id, i) in last {
             self.nodes[i].last_uses.push(id);
         }
-    }
-}
-
-/// Some writers keep a constant's value among the inputs.
-fn inline_val(op: &kvbaton_mil::program::Op) -> Option<&Constant> {
-    match op.inputs.get("val").and_then(|a| a.first()) {
-        Some(kvbaton_mil::program::Argument::Constant(c)) => Some(c),
-        _ => None,
     }
 }

@@ -10,12 +10,14 @@
 
 mod array;
 mod attention;
+mod build;
 mod error;
 mod executable;
 mod fuse;
 mod graph;
 mod memory;
 mod ops;
+mod run;
 mod shapes;
 mod state;
 mod tensor;

@@ -6,7 +6,8 @@ Run by hand:  python generate.py   (coremltools 9.0, numpy)
 values, from coremltools' `value_inference` (Apple's numpy definition of the operation) where there is one, else from a
 numpy expression given with the case. `attention.mlpackage` holds a small transformer layer for each way in which
 exporters write attention; its results are compared between runs, not with numbers. `stateful.mlpackage` is two layers
-that keep keys and values in states, run over three chunks, and `stateful.json` what numpy says. `missing.mlpackage` uses an
+that keep keys and values in states, run over three chunks, and `stateful.json` what numpy says. `past.mlpackage` is
+attention of a chunk over its own rows and a past of which `position` rows are there; its runs are compared, too. `missing.mlpackage` uses an
 operation that the executor does not have, `form.mlpackage` a form that it does not handle.
 """
 
@@ -504,6 +505,47 @@ def stateful():
     (HERE / "stateful.json").write_text(json.dumps(runs) + "\n")
 
 
+def past():
+    """Attention over a chunk and the past before it, under a mask that is computed: a prefix, and a window's ring."""
+    rows, slots, window = 8, 40, 20
+    own, cache = (1, 2, rows, 16), (3, 2, slots, 16)
+    shapes = [(1, 2, 3 * rows, 16), own, own, cache, cache]
+    specs = [mb.TensorSpec(shape, dtype=types.fp16) for shape in shapes]
+
+    @mb.program(
+        input_specs=[*specs, mb.TensorSpec((1,), dtype=types.int32)],
+        opset_version=ct.target.iOS18,
+    )
+    def program(q, k, v, past_k, past_v, position):
+        def additive(shown):
+            shape = tuple(shown.shape)
+            return mb.select(cond=shown, a=np.zeros(shape, np.float16), b=np.full(shape, -np.inf, np.float16))
+
+        causal = np.where(np.arange(rows) > np.arange(rows)[:, None], -np.inf, 0).astype(np.float16)[
+            None, None
+        ]
+        prefix = mb.less(x=np.arange(slots, dtype=np.int32)[None, None, None], y=position)
+        prefix = mb.tile(x=additive(prefix), reps=[1, 1, rows, 1])
+        slot = np.arange(slots, dtype=np.int32)[None, None, None]
+        age = mb.mod(x=mb.sub(x=mb.add(x=position, y=np.int32(slots - 1)), y=slot), y=np.int32(slots))
+        reach = (window - 1 - np.arange(rows, dtype=np.int32))[None, None, :, None]
+        ring = additive(mb.logical_and(x=mb.less(x=age, y=reach), y=mb.less(x=age, y=position)))
+        results = []
+        for layer, (name, shown) in enumerate((("prefix", prefix), ("ring", ring))):
+            mask = mb.concat(values=[mb.const(val=causal), shown], axis=-1)
+            at = {"begin": [layer, 0, 0, 0], "end": [layer + 1, 2, slots, 16]}
+            keys = mb.concat(values=[k, mb.slice_by_index(x=past_k, **at)], axis=2)
+            values = mb.concat(values=[v, mb.slice_by_index(x=past_v, **at)], axis=2)
+            scores = mb.mul(x=mb.matmul(x=q, y=keys, transpose_y=True), y=np.float16(0.25))
+            scores = mb.reshape(x=scores, shape=[2, 3, rows, rows + slots])
+            weights = mb.softmax(x=mb.add(x=scores, y=mask), axis=-1)
+            weights = mb.reshape(x=weights, shape=[1, 2, 3 * rows, rows + slots])
+            results.append(mb.matmul(x=weights, y=values, name=name))
+        return tuple(results)
+
+    save(program, "past")
+
+
 def refused():
     @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.fp16)], opset_version=ct.target.iOS18)
     def missing(x):
@@ -522,4 +564,5 @@ if __name__ == "__main__":
     ops()
     attention()
     stateful()
+    past()
     refused()

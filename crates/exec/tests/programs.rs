@@ -78,6 +78,66 @@ fn fused_programs_equal_plain_ones_on_infinities() {
     assert_fused_equals_plain(&x);
 }
 
+const PAST: [usize; 4] = [3, 2, 40, 16];
+
+/// Inputs of `past.mlpackage`; `unwritten` is in the slots that hold no row yet.
+fn past_inputs(position: usize, unwritten: f16) -> Vec<(&'static str, Array)> {
+    let values = noise(1.5);
+    let take = |shape: &[usize], from: usize| {
+        let count = shape.iter().product();
+        Array::from_f16(shape, &values.iter().copied().cycle().skip(from).take(count).collect::<Vec<_>>())
+    };
+    let cache = |from: usize| {
+        let count: usize = PAST.iter().product();
+        let mut all: Vec<f16> = values.iter().copied().cycle().skip(from).take(count).collect();
+        for (slot, row) in all.chunks_mut(PAST[3]).enumerate() {
+            if slot % PAST[2] >= position {
+                row.fill(unwritten);
+            }
+        }
+        Array::from_f16(&PAST, &all).unwrap()
+    };
+    vec![
+        ("q", take(&[1, 2, 24, 16], 7).unwrap()),
+        ("k", take(&[1, 2, 8, 16], 101).unwrap()),
+        ("v", take(&[1, 2, 8, 16], 203).unwrap()),
+        ("past_k", cache(11)),
+        ("past_v", cache(13)),
+        ("position", Array::from_i32(&[1], &[i32::try_from(position).unwrap()]).unwrap()),
+    ]
+}
+
+fn bits(outputs: &[(String, Array)]) -> Vec<u8> {
+    outputs.iter().flat_map(|(_, a)| a.bytes().to_vec()).collect()
+}
+
+/// A past is read as far as its mask shows it, and joined to the chunk's rows for no more than one product.
+#[test]
+fn attention_over_a_past_equals_the_plain_program() {
+    let plain = load("past.mlpackage", false, 1).unwrap();
+    for position in [0, 1, 7, 20, 39, 40, 55] {
+        let inputs = past_inputs(position, f16::ZERO);
+        let expected = bits(&plain.run(&inputs).unwrap());
+        for threads in [1, 3] {
+            let fused = load("past.mlpackage", true, threads).unwrap();
+            let census = fused.census();
+            let count = |name: &str| census.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n);
+            // The two concats that are left make the masks.
+            assert_eq!((count("(attention)"), count("concat")), (2, 2), "{census:?}");
+            assert_eq!(bits(&fused.run(&inputs).unwrap()), expected, "after {position} tokens");
+        }
+    }
+}
+
+#[test]
+fn slots_that_hold_no_row_yet_are_not_read() {
+    let fused = load("past.mlpackage", true, 2).unwrap();
+    for position in [0, 1, 20, 33] {
+        let expected = bits(&fused.run(&past_inputs(position, f16::ZERO)).unwrap());
+        assert_eq!(bits(&fused.run(&past_inputs(position, f16::NAN)).unwrap()), expected, "{position}");
+    }
+}
+
 #[test]
 fn fusing_attention_needs_less_memory() {
     let input = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();

@@ -26,8 +26,8 @@ use stage::{Passed, Stage};
 struct ChainFile {
     /// Version of the file's form.
     format: u32,
-    /// The layout of the whole cache, where packages do not state theirs: the tensor `t` of the n-th package that has
-    /// a cache is `n/t`.
+    /// The layout of the whole cache, where packages do not state theirs. Where its names begin with `{group}/`, the
+    /// tensor `t` of the n-th package that has a cache is `n/t`.
     layout: Option<LayoutName>,
     #[serde(default)]
     stage: Vec<StageFile>,
@@ -122,8 +122,10 @@ impl ChainPrefill {
         let held: Vec<&mut Stage> = stages.iter_mut().filter(|s| s.has_cache()).collect();
         let (layout, past) = match whole {
             Some(mut layout) => {
-                // The whole cache's layout names tensors by their package.
-                held.into_iter().enumerate().for_each(|(n, stage)| stage.name_tensors(n));
+                let by_package = layout.tensors.iter().any(|rule| rule.name.0.starts_with("{group}/"));
+                if by_package {
+                    held.into_iter().enumerate().for_each(|(n, stage)| stage.name_tensors(n));
+                }
                 layout.inputs = stages[0].layout.inputs.clone();
                 (layout, None)
             }
@@ -148,11 +150,6 @@ impl ChainPrefill {
     pub fn longest_prompt(&self) -> usize {
         let whole = self.functions.whole.last().map_or(0, |f| f.tokens);
         self.states.or(self.functions.chunks.last().map(|f| f.context)).map_or(whole, |c| c.max(whole))
-    }
-
-    /// What each chunk of the last prefill cost; nothing if it took one function.
-    pub fn chunk_times(&self) -> &[ChunkTime] {
-        &self.chunk_times
     }
 
     /// The steps of a prompt: packages with states take it in pieces of the one length that they have.
@@ -230,13 +227,8 @@ impl ChainPrefill {
         tokens: usize,
         seconds: f64,
     ) -> Prefilled {
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function: steps.last().map_or_else(String::new, |s| s.function.clone()),
-            tokens,
-            seconds,
-            tokens_per_second: tokens as f64 / seconds,
-        };
+        let function = steps.last().map_or_else(String::new, |s| s.function.clone());
+        let report = PrefillReport::new(self.engine(), function, tokens, seconds);
         Prefilled { cache, logits, report }
     }
 }
@@ -363,6 +355,10 @@ impl Prefill for ChainPrefill {
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
         self.run(tokens, &mut |_, _| Ok(()))
+    }
+
+    fn chunk_times(&self) -> &[ChunkTime] {
+        &self.chunk_times
     }
 
     fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {

@@ -263,3 +263,66 @@ impl Held {
 fn signed(position: usize) -> i64 {
     i64::try_from(position).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FunctionInfo;
+    use crate::functions::ChunkFunction;
+
+    fn functions(whole: &[usize], chunks: &[(usize, usize)]) -> PrefillFunctions {
+        let whole = whole.iter().map(|&tokens| FunctionInfo { name: format!("w{tokens}"), tokens });
+        let chunk = |&(tokens, context)| ChunkFunction { name: format!("c{context}"), tokens, context };
+        PrefillFunctions { whole: whole.collect(), chunks: chunks.iter().map(chunk).collect() }
+    }
+
+    /// `function first+tokens` of every step.
+    fn plan(functions: &PrefillFunctions, tokens: usize) -> String {
+        let steps = steps(functions, tokens).unwrap();
+        let text: Vec<String> =
+            steps.iter().map(|s| format!("{} {}+{}", s.function, s.first, s.tokens)).collect();
+        text.join(", ")
+    }
+
+    #[test]
+    fn a_prompt_that_one_function_takes_is_one_step() {
+        let f = functions(&[8, 16], &[(16, 64)]);
+        assert_eq!(plan(&f, 1), "w8 0+1");
+        assert_eq!(plan(&f, 9), "w16 0+9");
+        assert_eq!(plan(&f, 16), "w16 0+16");
+    }
+
+    #[test]
+    fn longer_prompts_go_on_in_the_smallest_context_that_holds_them() {
+        let f = functions(&[8, 16], &[(16, 32), (16, 64)]);
+        assert_eq!(plan(&f, 17), "w16 0+16, c32 16+1");
+        assert_eq!(plan(&f, 32), "w16 0+16, c32 16+16");
+        assert_eq!(plan(&f, 33), "w16 0+16, c32 16+16, c64 32+1");
+        assert_eq!(plan(&f, 64), "w16 0+16, c32 16+16, c64 32+16, c64 48+16");
+    }
+
+    #[test]
+    fn whole_functions_shorter_than_a_chunk_are_not_worth_a_step() {
+        assert_eq!(plan(&functions(&[8], &[(16, 64)]), 20), "c64 0+16, c64 16+4");
+        assert_eq!(plan(&functions(&[], &[(16, 64)]), 3), "c64 0+3");
+    }
+
+    #[test]
+    fn a_first_function_longer_than_a_chunk_may_leave_an_odd_place() {
+        let f = functions(&[24], &[(16, 30), (16, 64)]);
+        // 24 + 16 rows are more than 30, the six that are left are not.
+        assert_eq!(plan(&f, 30), "w24 0+24, c30 24+6");
+        assert_eq!(plan(&f, 45), "w24 0+24, c64 24+16, c64 40+5");
+    }
+
+    #[test]
+    fn too_many_tokens_and_none_are_refused_with_both_numbers() {
+        let f = functions(&[16], &[(16, 64)]);
+        assert_eq!(steps(&f, 0).unwrap_err().kind(), ErrorKind::EmptyPrompt);
+        let error = steps(&f, 65).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PromptTooLong);
+        assert!(error.to_string().contains("65 tokens") && error.to_string().contains("64"), "{error}");
+        let error = steps(&functions(&[16], &[]), 17).unwrap_err();
+        assert!(error.to_string().contains("longest function takes 16"), "{error}");
+    }
+}

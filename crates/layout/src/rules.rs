@@ -301,8 +301,8 @@ pub struct Layout {
     /// Names of the program's outputs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub outputs: Outputs,
-    /// The rules.
-    #[serde(rename = "tensor")]
+    /// The rules; none in a part of a model that keeps no cache.
+    #[serde(rename = "tensor", default, skip_serializing_if = "Vec::is_empty")]
     pub tensors: Vec<TensorRule>,
 }
 
@@ -348,7 +348,8 @@ impl Layout {
 
     fn check(&self) -> Result<(), LayoutError> {
         let error = |problem: String| Err(LayoutError::BadLayout { layout: self.name.clone(), problem });
-        if self.tensors.is_empty() {
+        // A part of a model may keep no cache: its embeddings, or its head.
+        if self.tensors.is_empty() && !self.partial {
             return error("it has no tensors".to_owned());
         }
         match self.tensors.iter().find_map(|rule| rule.problem(self)) {

@@ -160,8 +160,9 @@ def _title(config: ModelConfig, kind: Kind, plans: Sequence[FunctionPlan], part:
 def _layouts(
     kv_outputs: KvOutputs, groups: list[KvGroup], kind: Kind, plans: Sequence[FunctionPlan], part: Part
 ) -> dict[str, str]:
-    layouts = {"kvbaton.layout": layout_toml(kv_outputs, groups, kind, part=part)}
-    if kind == "prefill" and any(plan.context for plan in plans):
+    chunks = kind == "prefill" and any(plan.context for plan in plans)
+    layouts = {"kvbaton.layout": layout_toml(kv_outputs, groups, kind, part=part, chunks=chunks)}
+    if chunks:
         layouts["kvbaton.past"] = layout_toml(kv_outputs, groups, kind, part=part, past=True)
     return layouts
 

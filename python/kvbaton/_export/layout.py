@@ -89,11 +89,13 @@ def layout_toml(
     *,
     part: Part | None = None,
     past: bool = False,
+    chunks: bool = False,
 ) -> str:
     """A layout description kept in the package: which tensor holds which part of the cache.
 
     Of a prefill package, its outputs; with ``past``, the inputs that hold the cache so far. Of a decode
-    package, its states. A ``part`` of a model is described with the layers that it has.
+    package, its states. ``chunks``: some functions take a past. A ``part`` of a model is described with the
+    layers that it has.
     """
     whole = part is None or (part.embeds and part.ends)
     held = past or kind == "decode"
@@ -107,7 +109,7 @@ def layout_toml(
         embeds, ends = part is None or part.embeds, part is None or part.ends
         lines += ["", "[inputs]", 'tokens = "input_ids"' if embeds else 'hidden = "hidden_states"']
         lines += ['last_index = "last_index"'] if kind == "prefill" and ends else []
-        lines += ['position = "position"']
+        lines += ['position = "position"'] if kind == "decode" or chunks else []
         lines += ["", "[outputs]", 'logits = "logits"' if ends else 'hidden = "output_hidden_states"']
     key, value = ("past_key", "past_value") if past else ("key_cache", "value_cache")
     tensors: list[tuple[str, str, str, list[int] | None]] = []

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvbaton::bench::Machine;
-use kvbaton::plan::route::Route;
+use kvbaton::plan::route::{Engine, Route};
 use kvbaton::{Error, ErrorKind, Memcpy, Range, Threads};
 use serde::Serialize;
 
@@ -11,17 +11,18 @@ use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
 use super::verify::write_whole;
 use crate::Host;
-use crate::args::{BenchRun, RouteChoice};
+use crate::args::{BenchRun, RouteChoice, RunMode};
 use crate::host::DecoderRequest;
 use crate::printer::{Printer, bytes, seconds, table};
 
-/// Every combination: streamed or not, memory used before or not.
-const MODES: [Mode; 4] = [
-    Mode { streamed: true, warm: true },
-    Mode { streamed: false, warm: true },
-    Mode { streamed: true, warm: false },
-    Mode { streamed: false, warm: false },
-];
+impl RunMode {
+    fn mode(self) -> Mode {
+        Mode {
+            streamed: matches!(self, RunMode::StreamedWarm | RunMode::StreamedCold),
+            warm: matches!(self, RunMode::StreamedWarm | RunMode::AfterWarm),
+        }
+    }
+}
 
 /// What is run: a route, and how.
 #[derive(Clone, Copy)]
@@ -32,19 +33,20 @@ struct Case {
 
 impl Case {
     /// Every way of the routes; one that hands nothing over has one.
-    fn all(routes: &[RouteChoice]) -> Result<Vec<Case>, Error> {
+    fn all(routes: &[RouteChoice], modes: &[RunMode]) -> Result<Vec<Case>, Error> {
+        let alone = [RunMode::AfterWarm];
+        let picked = || {
+            let message = "--route auto is for `run`: a bench measures the routes that it is told to";
+            Error::new(ErrorKind::Usage, message)
+        };
         let mut cases: Vec<Case> = Vec::new();
         for route in routes {
             let (route, modes) = match route {
-                RouteChoice::CoremlMlx => (Route::CoreMlMlx, &MODES[..]),
-                RouteChoice::Mlx => (Route::Mlx, &MODES[1..2]),
-                RouteChoice::Auto => {
-                    let message = "--route auto is for `run`: a bench measures the routes that it is told to";
-                    return Err(Error::new(ErrorKind::Usage, message));
-                }
+                RouteChoice::CoremlMlx => (Route::CoreMlMlx, modes),
+                other => (other.route().ok_or_else(picked)?, &alone[..]),
             };
             if cases.iter().all(|c| c.route != route) {
-                cases.extend(modes.iter().map(|&mode| Case { route, mode }));
+                cases.extend(modes.iter().map(|mode| Case { route, mode: mode.mode() }));
             }
         }
         Ok(cases)
@@ -52,8 +54,9 @@ impl Case {
 
     fn run(self, bench: &mut Bench<'_>, tokens: &[u32]) -> Result<Measured, Error> {
         match self.route {
+            Route::CoreMlMlx => bench.split(tokens, self.mode),
             Route::Mlx => bench.alone(tokens),
-            _ => bench.split(tokens, self.mode),
+            Route::CoreMl | Route::MlxCoreMl => bench.packaged(tokens, self.route.prefill()),
         }
     }
 }
@@ -97,6 +100,8 @@ struct Row {
     /// All that the hand-off did, hidden or not.
     handoff_seconds: Range,
     copy_seconds: Range,
+    /// The longest copy of a piece: all of it where rows came at once.
+    longest_copy_seconds: Range,
     first_step_seconds: Range,
     decode_seconds: Range,
     decoded_tokens: usize,
@@ -116,7 +121,12 @@ struct Row {
 pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "bench run")?;
     check(verb)?;
-    let cases = Case::all(&verb.route)?;
+    let cases = Case::all(&verb.route, &verb.mode)?;
+    let packaged = cases.iter().find(|c| c.route.decode() == Engine::CoreMl);
+    if let Some(case) = packaged.filter(|_| verb.decode_package.is_none()) {
+        let message = format!("--route {} needs --decode-package", case.route.name());
+        return Err(Error::new(ErrorKind::Usage, message));
+    }
     let longest = verb.context.iter().copied().max().unwrap_or(2);
     let engine = Bench::open(&verb.prefill, verb.threads, longest - 1)?;
     let (prefill_engine, vocab) = {
@@ -129,7 +139,15 @@ pub(crate) fn run(verb: &BenchRun, host: Option<&dyn Host>, printer: &Printer) -
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let decoder = host.decoder(&request)?;
     let decode_engine = decoder.engine();
-    let mut bench = Bench { host, engine: Some(engine), decoder, max_tokens: verb.max_tokens };
+    let bench = Bench {
+        host,
+        engine: Some(engine),
+        decoder,
+        package: None,
+        prefiller: None,
+        max_tokens: verb.max_tokens,
+    };
+    let mut bench = bench.with_package(verb.decode_package.as_deref(), &request, verb.threads)?;
 
     let memcpy = speeds(verb.threads);
     let bar = printer.progress();
@@ -239,6 +257,7 @@ fn row(context: usize, Case { route, mode }: Case, runs: &[Measured], answer: &[
         prefill_seconds: of(&|m| m.prefill.seconds),
         handoff_seconds: handoff(&|h| h.seconds),
         copy_seconds: handoff(&|h| h.copy_seconds),
+        longest_copy_seconds: handoff(&|h| h.streamed.map_or(h.copy_seconds, |s| s.longest_copy_seconds)),
         first_step_seconds: of(&|m| m.generated.first_step_seconds),
         decode_seconds: of(&|m| m.generated.seconds),
         decoded_tokens: first.generated.tokens.len(),

@@ -9,7 +9,7 @@ use kvbaton::{Error, ErrorKind, Memcpy, Threads, calibrated_file, write_machine}
 use super::bench_run::range;
 use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
-use super::routes::{Subject, prefill_package, subject};
+use super::routes::{Subject, decode_package, prefill_package, subject};
 use crate::Host;
 use crate::args::Calibrate;
 use crate::host::DecoderRequest;
@@ -51,7 +51,11 @@ pub(crate) fn run(verb: &Calibrate, host: Option<&dyn Host>, printer: &Printer) 
         None => None,
     };
     let decoder = host.decoder(&request)?;
-    let mut bench = Bench { host, engine, decoder, max_tokens: DECODED };
+    let bench = Bench { host, engine, decoder, package: None, prefiller: None, max_tokens: DECODED };
+    let mut bench = bench.with_package(verb.decode_package.as_deref(), &request, verb.threads)?;
+    let decodes =
+        verb.decode_package.as_deref().map(|p| decode_package(p, &subject, verb.threads)).transpose()?;
+    let decodes = decodes.as_ref();
     let vocab = subject.model.as_ref().map_or(1, |m| m.vocab_size);
 
     let mut machine = empty(&subject, &name, verb.threads);
@@ -62,14 +66,22 @@ pub(crate) fn run(verb: &Calibrate, host: Option<&dyn Host>, printer: &Printer) 
         bar.set_message(format!("{length} tokens"));
         let tokens = prompt(length, vocab);
         let (mut alone, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
+        let mut packaged = Vec::new();
         for round in 0..=verb.repeats {
             let mut runs = (bench.alone(&tokens)?, None, None);
             if fits(length) {
                 runs.1 = Some(bench.split(&tokens, Mode { streamed: true, warm: true })?);
                 runs.2 = Some(bench.split(&tokens, Mode { streamed: false, warm: false })?);
             }
+            let by_package = match decodes {
+                Some(package) if length + DECODED <= package.limit() => {
+                    Some(bench.packaged(&tokens, Engine::Mlx)?)
+                }
+                _ => None,
+            };
             // The first round warms.
             if round > 0 {
+                packaged.extend(by_package);
                 alone.push(runs.0);
                 warm.extend(runs.1);
                 cold.extend(runs.2);
@@ -90,12 +102,15 @@ pub(crate) fn run(verb: &Calibrate, host: Option<&dyn Host>, printer: &Printer) 
             ]
         };
         machine.prefill.push(prefilled(Engine::Mlx, &name, &subject.dtype, length - 1, &alone));
-        machine.decode.push(decoded(&name, &subject.dtype, length, &alone));
+        machine.decode.push(decoded(Engine::Mlx, &name, &subject.dtype, length, &alone));
+        if let Some(package) = decodes.filter(|_| !packaged.is_empty()) {
+            machine.decode.push(decoded(Engine::CoreMl, &name, &package.dtype, length, &packaged));
+        }
         rows.push(shown(Engine::Mlx, &alone));
         if let Some(package) = package.as_ref().filter(|_| !warm.is_empty()) {
             let computed = package.computed_rows(length - 1).unwrap_or(length - 1);
             machine.prefill.push(prefilled(Engine::CoreMl, &name, &package.dtype, computed, &warm));
-            machine.decode.push(decoded(&name, &subject.dtype, length, &warm));
+            machine.decode.push(decoded(Engine::Mlx, &name, &subject.dtype, length, &warm));
             machine.handoff.extend([handed(&warm, true), handed(&cold, false)].into_iter().flatten());
             rows.push(shown(Engine::CoreMl, &warm));
         }
@@ -158,9 +173,9 @@ fn prefilled(engine: Engine, model: &str, dtype: &str, tokens: usize, runs: &[Me
     PrefillFigure { engine, model, dtype, tokens, seconds: median(runs, |m| m.prefill.seconds), source: None }
 }
 
-fn decoded(model: &str, dtype: &str, context: usize, runs: &[Measured]) -> DecodeFigure {
+fn decoded(engine: Engine, model: &str, dtype: &str, context: usize, runs: &[Measured]) -> DecodeFigure {
     let (model, dtype) = (model.to_owned(), dtype.to_owned());
-    DecodeFigure { engine: Engine::Mlx, model, dtype, context, seconds: step(runs), source: None }
+    DecodeFigure { engine, model, dtype, context, seconds: step(runs), source: None }
 }
 
 fn handed(runs: &[Measured], warm: bool) -> Option<HandoffFigure> {

@@ -4,10 +4,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use kvbaton::{CpuPrefill, Error, HandoffReport, Prefill, PrefillReport, SharedPrefill};
+use kvbaton::plan::route::Engine;
+use kvbaton::{
+    CpuDecode, CpuPrefill, Decode, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, SharedPrefill,
+    Waived, check_compatible,
+};
 
 use crate::Host;
-use crate::host::{Decoder, Generated};
+use crate::host::{Decoder, DecoderRequest, Generated, Prefiller};
+use crate::package_decoder::PackageDecoder;
 
 /// One run of a route.
 pub(crate) struct Measured {
@@ -33,10 +38,29 @@ pub(crate) struct Bench<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) engine: Option<SharedPrefill>,
     pub(crate) decoder: Box<dyn Decoder + 'a>,
+    /// A package that decodes, where there is one, and MLX as the one that prefills for it.
+    pub(crate) package: Option<Box<dyn Decoder + 'a>>,
+    pub(crate) prefiller: Option<Box<dyn Prefiller + 'a>>,
     pub(crate) max_tokens: usize,
 }
 
 impl Bench<'_> {
+    /// Opens a package that decodes, and MLX as what prefills for it.
+    pub(crate) fn with_package(
+        mut self,
+        path: Option<&Path>,
+        request: &DecoderRequest,
+        threads: usize,
+    ) -> Result<Self, Error> {
+        let Some(path) = path else { return Ok(self) };
+        let engine = CpuDecode::open(path, threads)?;
+        let model = self.host.model_spec(&request.folder)?;
+        check_compatible(engine.model(), &model, Waived { weights: true })?;
+        self.package = Some(Box::new(PackageDecoder::new(Box::new(engine), None, threads)));
+        self.prefiller = Some(self.host.prefiller(request)?);
+        Ok(self)
+    }
+
     /// Opens a package as an engine that several runs share.
     pub(crate) fn open(path: &Path, threads: usize, longest: usize) -> Result<SharedPrefill, Error> {
         let mut engine = CpuPrefill::open(path, threads)?;
@@ -72,6 +96,35 @@ impl Bench<'_> {
         let generated = self.generate(tokens)?;
         let time_to_first_token_seconds = before + generated.first_step_seconds;
         Ok(Measured { prefill, handoff: None, generated, time_to_first_token_seconds })
+    }
+
+    /// A package decodes what a package or MLX prefilled.
+    pub(crate) fn packaged(&mut self, tokens: &[u32], prefill: Engine) -> Result<Measured, Error> {
+        let (host, rows) = (self.host, &tokens[..tokens.len() - 1]);
+        let package = self.package.as_mut().expect("only benches with a decode package hand over to one");
+        package.forget(false);
+        if let (Engine::CoreMl, Some(engine)) = (prefill, &self.engine) {
+            engine.lock().unwrap_or_else(|e| e.into_inner()).prepare(rows.len())?;
+        }
+        let start = Instant::now();
+        let (view, prefill) = match (prefill, &self.engine, &mut self.prefiller) {
+            (Engine::CoreMl, Some(engine), _) => {
+                let done = engine.lock().unwrap_or_else(|e| e.into_inner()).prefill(rows)?;
+                (done.cache, done.report)
+            }
+            (Engine::Mlx, _, Some(model)) => {
+                let view = model.prefill(rows)?;
+                let seconds = start.elapsed().as_secs_f64();
+                (view, PrefillReport::new(&model.engine(), "mlx-lm".to_owned(), rows.len(), seconds))
+            }
+            _ => return Err(Error::new(ErrorKind::Usage, "nothing prefills for the decode package")),
+        };
+        let handoff = package.receive(Some(view), tokens)?;
+        let before = start.elapsed().as_secs_f64() - handoff.yardstick_seconds;
+        let last = &tokens[tokens.len() - 1..];
+        let generated = package.generate(last, self.max_tokens, 0.0, &mut |_| !host.interrupted())?;
+        let time_to_first_token_seconds = before + generated.first_step_seconds;
+        Ok(Measured { prefill, handoff: Some(handoff), generated, time_to_first_token_seconds })
     }
 
     fn generate(&mut self, tokens: &[u32]) -> Result<Generated, Error> {

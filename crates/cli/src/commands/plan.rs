@@ -4,7 +4,7 @@ use kvbaton::Error;
 use kvbaton::plan::route::{Choice, Machine, Origin, RouteEstimate};
 use serde_json::{Value, json};
 
-use super::routes::{Question, decide, named_machine, prefill_package, subject};
+use super::routes::{Question, decide, decode_package, named_machine, prefill_package, subject};
 use crate::Host;
 use crate::args::Plan;
 use crate::printer::{Printer, bytes, seconds, table};
@@ -13,13 +13,14 @@ pub(crate) fn run(verb: &Plan, host: Option<&dyn Host>, printer: &Printer) -> Re
     let machine = named_machine(&verb.circumstances)?;
     let subject = subject(&verb.model, verb.dtype.map(|d| d.dtype()), host)?;
     let prefill = verb.prefill.as_deref().map(|p| prefill_package(p, &subject, 0)).transpose()?;
+    let decode = verb.decode_package.as_deref().map(|p| decode_package(p, &subject, 0)).transpose()?;
     let question = Question {
         subject: &subject,
         machine: &machine,
         context: verb.context,
         max_tokens: verb.max_tokens,
         prefill: prefill.as_ref(),
-        decode: None,
+        decode: decode.as_ref(),
     };
     let choice = decide(&question, &verb.circumstances)?;
     if printer.is_json() {

@@ -5,7 +5,10 @@ use std::path::Path;
 use kvbaton::bench::{Machine as Facts, shape};
 use kvbaton::layout::{CacheSpec, DType, ModelSpec};
 use kvbaton::plan::route::{Choice, Machine, ModelWork, Objective, Package, Request, choose};
-use kvbaton::{CpuPrefill, Error, ErrorKind, Prefill, built_in_work, machine, model_work, this_machine};
+use kvbaton::{
+    CpuDecode, CpuPrefill, Decode, Error, ErrorKind, Prefill, built_in_work, machine, model_work,
+    this_machine,
+};
 
 use super::need_host;
 use crate::Host;
@@ -82,6 +85,10 @@ fn bits_of(folder: &Path) -> Option<u64> {
 
 /// A package that prefills, as far as its cost goes. It must be of `subject`'s model.
 pub(crate) fn prefill_package(path: &Path, subject: &Subject, threads: usize) -> Result<Package, Error> {
+    if path.is_file() || path.join("chain.toml").is_file() {
+        let message = format!("the cost of a chain of packages cannot be estimated: `{}`", path.display());
+        return Err(Error::new(ErrorKind::Usage, message).hint("name one package, or the route with --route"));
+    }
     let engine = CpuPrefill::open(path, threads)?;
     if let (Some(own), Some(model)) = (engine.model(), &subject.model) {
         kvbaton::check_compatible(own, model, kvbaton::Waived { weights: true })?;
@@ -95,6 +102,25 @@ pub(crate) fn prefill_package(path: &Path, subject: &Subject, threads: usize) ->
         chunks: engine.chunks(),
         weight_bytes: folder_bytes(path),
         dtype: engine.model().and_then(|m| m.dtype.clone()).unwrap_or_else(|| "float16".to_owned()),
+        element_bytes: 2,
+    })
+}
+
+/// A package that decodes, as far as its cost goes. It must be of `subject`'s model.
+pub(crate) fn decode_package(path: &Path, subject: &Subject, threads: usize) -> Result<Package, Error> {
+    let engine = CpuDecode::open(path, threads)?;
+    if let Some(model) = &subject.model {
+        kvbaton::check_compatible(engine.model(), model, kvbaton::Waived { weights: true })?;
+    }
+    if engine.model().cache != subject.cache {
+        let message = format!("the cache of `{}` is not that of the model", path.display());
+        return Err(Error::new(ErrorKind::Incompatible, message));
+    }
+    Ok(Package {
+        lengths: Vec::new(),
+        chunks: Some((1, engine.capacity())),
+        weight_bytes: folder_bytes(path),
+        dtype: engine.model().dtype.clone().unwrap_or_else(|| "float16".to_owned()),
         element_bytes: 2,
     })
 }

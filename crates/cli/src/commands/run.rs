@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
-use kvbaton::plan::route::{Route, RouteEstimate};
+use kvbaton::plan::route::{Engine, Route};
 use kvbaton::{
-    ChainPrefill, CpuDecode, CpuPrefill, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill,
-    PrefillReport, SharedPrefill, Stated, Waived, check_compatible, open_dump,
+    ChainPrefill, CpuDecode, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport,
+    SharedPrefill, Stated, Waived, check_compatible, open_dump, open_prefill,
 };
 use serde::Serialize;
 
-use super::routes::{self, Question, named_machine, prefill_package, subject};
+use super::decision::{Cost, Decision, taken};
 use super::{layout, need_host, read_text};
 use crate::Host;
-use crate::args::{Different, Foreign, Prompt, RouteChoice, Run};
+use crate::args::{Different, Foreign, Prompt, Run};
 use crate::host::{Decoder, DecoderRequest, Generated, Prefiller, Tokenizer};
 use crate::package_decoder::PackageDecoder;
 use crate::printer::{Printer, bytes, seconds, table};
@@ -35,27 +35,6 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<Decision>,
     allowed_different: Vec<&'static str>,
-}
-
-/// The route that was picked, what it was to cost, and what it did.
-#[derive(Serialize)]
-struct Decision {
-    pick: Route,
-    reason: String,
-    machine: serde_json::Value,
-    estimated: Vec<RouteEstimate>,
-    measured: Cost,
-}
-
-/// What a route did, under the names of its estimate.
-#[derive(Default, Serialize)]
-struct Cost {
-    prefill_seconds: f64,
-    exposed_seconds: f64,
-    first_step_seconds: f64,
-    decode_seconds: f64,
-    time_to_first_token_seconds: f64,
-    total_seconds: f64,
 }
 
 #[derive(Serialize)]
@@ -86,7 +65,7 @@ impl Producer<'_> {
 pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "run")?;
     check_flags(verb)?;
-    let mut producer = producer(verb, host)?;
+    let mut producer = producer(verb, host, printer)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
     let mut decoder: Box<dyn Decoder + '_> = if is_package(&verb.decode) {
         if verb.dtype.is_some() {
@@ -112,8 +91,21 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
-    let decision = decide(verb, &producer, host, tokens.len())?;
-    let alone = decision.as_ref().is_some_and(|d| d.pick == Route::Mlx) || verb.route == RouteChoice::Mlx;
+    let taken = taken(verb, matches!(producer, Producer::Engine(_)), host, tokens.len())?;
+    let alone = taken.route == Some(Route::Mlx);
+    if let Some(package) = verb.decode_package.as_deref()
+        && taken.route.is_some_and(|r| r.decode() == Engine::CoreMl)
+    {
+        let engine = CpuDecode::open(package, verb.threads)?;
+        check_package(producer.model(), engine.model(), waived)?;
+        decoder =
+            Box::new(PackageDecoder::new(Box::new(engine), host.tokenizer(&verb.decode)?, verb.threads));
+    }
+    if taken.route == Some(Route::MlxCoreMl) {
+        let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+        let model = described(&verb.decode, host)?;
+        producer = Producer::Model(host.prefiller(&request)?, Box::new(model));
+    }
     if let (Producer::Engine(engine), false, false) = (&mut producer, prompt.is_empty(), alone) {
         engine.prepare(prompt.len()).map_err(|e| whole_prompt(e, tokens.len()))?;
     }
@@ -136,13 +128,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         Producer::Model(mut model, _) => {
             let view = model.prefill(prompt)?;
             let seconds = start.elapsed().as_secs_f64();
-            let report = PrefillReport {
-                engine: model.engine(),
-                function: "mlx-lm".to_owned(),
-                tokens: prompt.len(),
-                seconds,
-                tokens_per_second: prompt.len() as f64 / seconds,
-            };
+            let report = PrefillReport::new(&model.engine(), "mlx-lm".to_owned(), prompt.len(), seconds);
             (Some(report), decoder.receive(Some(view), &tokens)?)
         }
         Producer::Dump(stated) => {
@@ -166,7 +152,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     handoff.first_step_copied_bytes = Some(generated.first_step_copied_bytes);
 
     let mut report = Report {
-        route: decision,
+        route: taken.decision,
         decode: decode_report(decoder.engine(), &generated),
         prompt_tokens: tokens.len(),
         handed_off_tokens: if alone { 0 } else { prompt.len() },
@@ -198,44 +184,13 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     Ok(())
 }
 
-/// What `kvbaton plan` picks, where that was asked for.
-fn decide(
-    verb: &Run,
-    producer: &Producer<'_>,
-    host: &dyn Host,
-    prompt_tokens: usize,
-) -> Result<Option<Decision>, Error> {
-    if verb.route != RouteChoice::CoremlMlx && !matches!(producer, Producer::Engine(_)) {
-        let message = "--route chooses between a package and the model that decodes: --prefill is no package";
-        return Err(Error::new(ErrorKind::Usage, message));
-    }
-    if verb.route != RouteChoice::Auto {
-        return Ok(None);
-    }
-    let machine = named_machine(&verb.circumstances)?;
-    let subject = subject(&verb.decode.display().to_string(), verb.dtype.map(|d| d.dtype()), Some(host))?;
-    let package = prefill_package(&verb.prefill, &subject, verb.threads)?;
-    let question = Question {
-        subject: &subject,
-        machine: &machine,
-        context: prompt_tokens,
-        max_tokens: verb.max_tokens,
-        prefill: Some(&package),
-        decode: None,
-    };
-    let choice = routes::decide(&question, &verb.circumstances)?;
-    let (machine, measured) = (super::plan::about(&machine), Cost::default());
-    let pick = choice.pick.expect("`decide` fails without a pick");
-    Ok(Some(Decision { pick, reason: choice.reason, machine, estimated: choice.routes, measured }))
-}
-
 /// Whether a folder is a Core ML package.
 fn is_package(path: &Path) -> bool {
     path.join("Manifest.json").is_file() || path.extension().is_some_and(|e| e == "mlpackage")
 }
 
 /// Opens what `--prefill` names: packages and MLX models are folders, chains and dumps files.
-fn producer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Producer<'a>, Error> {
+fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) -> Result<Producer<'a>, Error> {
     let foreign = &verb.foreign;
     let layout = foreign.layout.as_deref().map(layout).transpose()?;
     let described = || foreign.model.as_deref().map(|folder| described(folder, host)).transpose();
@@ -272,7 +227,8 @@ fn producer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Producer<'a>, Error> {
         return Ok(Producer::Model(host.prefiller(&request)?, Box::new(model)));
     }
     let stated = Stated { layout, model: described()? };
-    Ok(Producer::Engine(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
+    let options = verb.runtime.options(verb.threads, stated, printer);
+    Ok(Producer::Engine(open_prefill(&verb.prefill, options)?))
 }
 
 /// The chain file that a path names, itself or by its folder.
@@ -428,8 +384,12 @@ fn summary(report: &Report) -> String {
             "prefill",
             p.seconds,
             format!(
-                "{} tokens, {:.0} tokens/s, {} on {}",
-                p.tokens, p.tokens_per_second, p.function, p.engine
+                "{} tokens, {:.0} tokens/s, {} on {}{}",
+                p.tokens,
+                p.tokens_per_second,
+                p.function,
+                p.engine,
+                p.compute_units.as_ref().map(|u| format!(" ({u})")).unwrap_or_default(),
             ),
         )),
         None if report.handoff.bytes > 0 => rows.push(row("prefill", 0.0, "none: a dump".to_owned())),
@@ -477,6 +437,9 @@ fn summary(report: &Report) -> String {
         rows.push(row("  as estimated", estimated.unwrap_or(0.0), route.reason.clone()));
     }
     let mut text = table(&rows);
+    for note in report.prefill.iter().flat_map(|p| &p.notes) {
+        text.push_str(&format!("prefill: {note}\n"));
+    }
     if let Some(note) = &h.note {
         text.push_str(&format!("memcpy: {note}\n"));
     }

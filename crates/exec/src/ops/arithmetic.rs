@@ -51,6 +51,11 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     Ok(Box::new(op))
 }
 
+/// A binary operation on floats.
+pub(super) fn binary(op: Binary, dtype: DataType) -> impl Op {
+    Arithmetic { kind: Kind::Vector(op), dtype }
+}
+
 impl Op for Arithmetic {
     fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
         Ok(Some(vec![broadcast_shape(shapes[0], shapes[1])?]))

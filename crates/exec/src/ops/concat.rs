@@ -126,7 +126,8 @@ impl Op for Concat {
     }
 
     fn joins(&self, shapes: &[&[usize]]) -> Option<usize> {
-        is_float(self.dtype).then(|| self.shape(shapes).ok()).flatten().map(|(axis, _)| axis)
+        let joins = is_float(self.dtype) && self.how == How::SideBySide;
+        joins.then(|| self.shape(shapes).ok()).flatten().map(|(axis, _)| axis)
     }
 
     fn by_rows(&self, shapes: &[&[usize]]) -> Option<Vec<Step>> {

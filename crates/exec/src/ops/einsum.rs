@@ -125,7 +125,8 @@ impl Op for Einsum {
         let right = arranged(y, &self.y, &right, &sizes(&right)?)?;
         let left = left.reshaped(cx, &[&batch[..], &[count(&rows), depth]].concat())?;
         let right = right.reshaped(cx, &[&batch[..], &[depth, count(&columns)]].concat())?;
-        let product = Matmul::plain(self.dtype).eval(cx, &[left, right])?.pop().ok_or("no product")?;
+        let product =
+            Matmul::new(false, false, self.dtype).eval(cx, &[left, right])?.pop().ok_or("no product")?;
         let product = product.reshaped(cx, &[&batch[..], &rows, &columns].concat())?;
         let have = [&roles.batch[..], &roles.rows, &roles.columns].concat();
         let order: Vec<usize> = self.result.iter().filter_map(|l| have.iter().position(|c| c == l)).collect();

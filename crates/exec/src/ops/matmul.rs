@@ -45,9 +45,8 @@ fn swapped(t: &Tensor, swap: bool) -> Tensor {
 }
 
 impl Matmul {
-    /// The product of operands as they are.
-    pub(super) fn plain(dtype: DataType) -> Matmul {
-        Matmul { transpose_x: false, transpose_y: false, dtype }
+    pub(super) fn new(transpose_x: bool, transpose_y: bool, dtype: DataType) -> Matmul {
+        Matmul { transpose_x, transpose_y, dtype }
     }
 
     pub(crate) fn dtype(&self) -> DataType {

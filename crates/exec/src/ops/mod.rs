@@ -4,6 +4,7 @@
 //! does not handle is refused then. At run time it sees tensors only.
 
 mod arithmetic;
+pub(crate) mod attention;
 mod cast;
 mod compare;
 mod concat;
@@ -44,7 +45,7 @@ use std::sync::Arc;
 
 use kvbaton_mil::Package;
 use kvbaton_mil::program::{
-    Argument, Constant, ConstantData, DataType, Function, Op as MilOp, ValueId, ValueType,
+    Argument, Constant, ConstantData, DataType, Function, Op as MilOp, TensorType, ValueId, ValueType,
 };
 
 use crate::tensor::{Context, Data, Tensor};
@@ -178,13 +179,13 @@ impl<'a> Form<'a> {
     }
 
     /// Makes the argument an operand.
-    fn operand(&mut self, name: &str) -> Result<(), Reason> {
+    pub(crate) fn operand(&mut self, name: &str) -> Result<(), Reason> {
         let argument = self.argument(name).ok_or_else(|| format!("`{name}` is missing"))?;
         self.push(name, argument)
     }
 
     /// Makes all arguments of a list operands, and returns how many there are.
-    fn operand_list(&mut self, name: &str) -> Result<usize, Reason> {
+    pub(crate) fn operand_list(&mut self, name: &str) -> Result<usize, Reason> {
         let list = self.op.inputs.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
         for argument in list {
             self.push(name, argument)?;
@@ -311,17 +312,22 @@ impl<'a> Form<'a> {
         if crate::tensor::is_float(dtype) { Ok(dtype) } else { Err(format!("on {dtype} values")) }
     }
 
+    fn argument_type(&self, name: &str) -> Option<&TensorType> {
+        match self.argument(name)? {
+            Argument::Constant(c) => Some(&c.ty),
+            Argument::Value(id) => self.function.tensor(*id),
+        }
+    }
+
     /// Element type of an argument.
     fn argument_dtype(&self, name: &str) -> Result<DataType, Reason> {
-        let argument = self.argument(name).ok_or_else(|| format!("`{name}` is missing"))?;
-        let ty = match argument {
-            Argument::Constant(c) => &c.ty,
-            Argument::Value(id) => match &self.function.value(*id).ty {
-                ValueType::Tensor(ty) | ValueType::State(ty) => ty,
-                _ => return Err(format!("`{name}` is no tensor")),
-            },
-        };
+        let ty = self.argument_type(name).ok_or_else(|| format!("`{name}` is missing or no tensor"))?;
         Ok(ty.dtype)
+    }
+
+    /// Shape of an argument, where it is known at load.
+    fn argument_shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.argument_type(name)?.fixed_shape()
     }
 }
 
@@ -497,7 +503,8 @@ const OPS: &[(&str, Builder)] = &[
 
 /// MIL's names of the operations the executor runs; `const` apart.
 pub fn supported_ops() -> impl Iterator<Item = &'static str> {
-    constexpr::names().chain(states::NAMES).chain(OPS.iter().map(|(name, _)| *name))
+    let built = ["cond", "while_loop", attention::NAME];
+    constexpr::names().chain(states::NAMES).chain(built).chain(OPS.iter().map(|(name, _)| *name))
 }
 
 /// How to build the operation `kind`.

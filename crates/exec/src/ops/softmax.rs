@@ -16,6 +16,11 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     Ok(Box::new(Softmax { axis: form.int("axis")?.unwrap_or(-1), dtype: form.float_dtype()? }))
 }
 
+/// A softmax along `axis`.
+pub(super) fn softmax(axis: i64, dtype: DataType) -> impl Op {
+    Softmax { axis, dtype }
+}
+
 impl Op for Softmax {
     fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
         axis_of(self.axis, shapes[0].len())?;

@@ -21,6 +21,8 @@ partial = true
 [inputs]
 tokens = "input_ids"
 last_index = "last"
+position = "first"
+hidden = "h"
 positions = "pos"
 mask = "mask"
 
@@ -154,6 +156,7 @@ fn texts_that_are_no_layout_are_refused() {
     for (text, says) in [
         ("name = ", "not a layout"),
         ("name = \"t\"", "missing field `tensor`"),
+        ("name = \"t\"", "it has no tensors"),
         ("name = \"t\"\ntensor = []", "it has no tensors"),
         ("name = \"t\"\ncolour = 1\ntensor = []", "unknown field `colour`"),
         ("name = \"t\"\nplacement = \"middle\"\ntensor = []", "unknown variant `middle`"),
