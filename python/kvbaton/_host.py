@@ -243,7 +243,8 @@ class MlxDecoder:
 
     def prefill(self, tokens: Sequence[int]) -> str:
         """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
-        mx = self._mx
+        import mlx.core as mx
+
         self._caches = make_caches(self._model)
         count = len(tokens) - 1
         start = time.perf_counter()
@@ -259,10 +260,12 @@ class MlxDecoder:
 
     def forget(self, memory: bool) -> None:
         """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        import mlx.core as mx
+
         self._caches = []
         gc.collect()
         if memory:
-            self._mx.clear_cache()
+            mx.clear_cache()
 
     def verify(
         self,

@@ -89,9 +89,8 @@ impl Decoder for PackageDecoder<'_> {
         })
     }
 
-    fn forget(&mut self, _: bool) {
-        // States that cannot be cleared are refused by the next hand-off.
-        drop(self.engine.clear());
+    fn forget(&mut self, _: bool) -> Result<(), Error> {
+        self.engine.clear()
     }
 
     fn verify(&mut self, _: VerifyRequest) -> Result<Vec<Rung>, Error> {
