@@ -30,7 +30,14 @@ class NativeView:
     def canonical(self, layer: int, part: str) -> tuple[bytes, str, list[int], int]: ...
 
 class NativePrefill:
-    def __init__(self, path: str | PathLike[str], threads: int = 0) -> None: ...
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        threads: int = 0,
+        engine: str | None = None,
+        compute_units: str | None = None,
+        engine_timeout: float | None = None,
+    ) -> None: ...
     @staticmethod
     def fake(
         cache: str,

@@ -31,13 +31,33 @@ class PrefillResult:
 class Prefill:
     """A Core ML prefill package, ready to run.
 
-    Runs on Core ML on a Mac, on kvbaton's CPU executor elsewhere. The package must state its cache, as those
-    made by ``kvbaton export`` do.
+    Runs on Core ML on a Mac, on kvbaton's CPU executor elsewhere. The package (``.mlpackage``; on a Mac also a
+    compiled ``.mlmodelc``) must state its cache, as those made by ``kvbaton export`` do.
     """
 
-    def __init__(self, package: str | os.PathLike[str], *, threads: int = 0) -> None:
-        """Opens ``package``. ``threads`` 0 takes all cores."""
-        self._native = _native.NativePrefill(os.fspath(package), threads)
+    def __init__(
+        self,
+        package: str | os.PathLike[str],
+        *,
+        threads: int = 0,
+        engine: str | None = None,
+        compute_units: str | None = None,
+        engine_timeout: float | None = None,
+    ) -> None:
+        """Opens ``package``.
+
+        ``engine`` is ``coreml`` or ``cpu`` where the system's own is not wanted. ``compute_units`` say where Core
+        ML may run it: ``all``, ``cpu-and-ne``, ``cpu-and-gpu`` or ``cpu``; left out, all are tried first and fewer
+        when that fails, which the report says. ``engine_timeout`` is how many seconds Core ML may take to load a
+        function, its compilation for the Neural Engine included. ``threads`` are the executor's; 0 takes all cores.
+
+        Raises:
+            UnavailableError: the engine is not of this system.
+            UsageError: an option is not one of those, or belongs to the other engine.
+        """
+        self._native = _native.NativePrefill(
+            os.fspath(package), threads, engine, compute_units, engine_timeout
+        )
 
     @classmethod
     def of_native(cls, native: _native.NativePrefill) -> Prefill:

@@ -11,13 +11,18 @@ __all__ = ["HandoffReport", "PrefillReport"]
 
 @dataclass(frozen=True)
 class PrefillReport:
-    """What a prefill did: ``tokens`` of the prompt (padding not counted) in ``seconds`` (loading apart)."""
+    """What a prefill did: ``tokens`` of the prompt (padding not counted) in ``seconds`` (loading apart).
+
+    ``compute_units`` are those that Core ML was loaded for; ``notes`` say what it did otherwise than asked.
+    """
 
     engine: str
     function: str
     tokens: int
     seconds: float
     tokens_per_second: float
+    compute_units: str | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> PrefillReport:

@@ -188,7 +188,9 @@ def _side(given: CacheView | Sequence[Any], model: Any | None, tokens: list[int]
         return _Shown(given, "the tokens are not known: give tokens=")
     recurrent = next((i for i, layer in enumerate(given.layers) if layer.kind == "recurrent"), None)
     if recurrent is not None and given.logits is None and len(known) == given.tokens_seen:
-        why = f"layer {recurrent} keeps a recurrent state, which cannot drop a token: give one more in tokens="
+        why = (
+            f"layer {recurrent} keeps a recurrent state, which cannot drop a token: give one more in tokens="
+        )
         return _Shown(given, why)
     return HandedOver(given, model, tokens)
 

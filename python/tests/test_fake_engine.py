@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from pathlib import Path
 
 import kvbaton
 import numpy as np
@@ -48,6 +50,23 @@ def test_ignored_backings_leave_the_held_cache_alone() -> None:
     held = engine([1, 2, 3]).cache
     engine([9, 9, 9])
     assert np.array_equal(held.layers[0].arrays["key"], expected("key", 0, [1, 2, 3]))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML is there")
+def test_core_ml_elsewhere_is_refused_and_so_are_its_options(tmp_path: Path) -> None:
+    with pytest.raises(kvbaton.errors.UnavailableError, match="needs a Mac"):
+        kvbaton.Prefill(tmp_path, engine="coreml")
+    with pytest.raises(kvbaton.errors.UsageError, match="--compute-units is for the engine coreml"):
+        kvbaton.Prefill(tmp_path, compute_units="cpu-and-ne")
+    with pytest.raises(kvbaton.errors.UsageError, match="no compute units are called `ane`"):
+        kvbaton.Prefill(tmp_path, compute_units="ane")
+    with pytest.raises(kvbaton.errors.UsageError, match="engine_timeout -1"):
+        kvbaton.Prefill(tmp_path, engine_timeout=-1)
+
+
+def test_the_report_names_the_compute_units() -> None:
+    report = FakePrefill(**SHAPE)([1]).report
+    assert (report.compute_units, list(report.notes)) == ("all", [])
 
 
 def test_a_failure_is_typed_and_the_next_prediction_works() -> None:

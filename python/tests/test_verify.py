@@ -136,7 +136,10 @@ def test_the_first_difference_has_both_sides_logits() -> None:
     assert found["tokens"] == {"reference": 2, "candidate": 3}
     assert found["logits"]["reference"] == pytest.approx([1.5, 1])
     assert found["logits"]["candidate"] == pytest.approx([1, 1.004])
-    assert (found["margin"], found["candidate_margin"]) == (pytest.approx(0.5), pytest.approx(0.004, rel=1e-3))
+    assert (found["margin"], found["candidate_margin"]) == (
+        pytest.approx(0.5),
+        pytest.approx(0.004, rel=1e-3),
+    )
     assert found["text"] == {"before": "<1>", "reference": "<2><0>", "candidate": "<3><0>"}
     tied = free_running_rung(done, kvbaton.Thresholds(tie=0.6), None)
     assert (tied["status"], tied["tie"], tied["where"]) == ("pass", True, None)

@@ -143,6 +143,8 @@ pub(crate) struct Run {
     pub(crate) source_model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) foreign: Foreign,
+    #[command(flatten)]
+    pub(crate) runtime: Runtime,
     /// Threads for prefill and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
@@ -161,6 +163,40 @@ pub(crate) struct Run {
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Which engine runs the package, and where.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Runtime {
+    /// The engine that runs the package; Core ML on a Mac, the CPU executor elsewhere, when absent.
+    #[arg(long, value_enum)]
+    pub(crate) engine: Option<EngineName>,
+    /// Where Core ML may run it; all of them, and fewer when those fail, when absent.
+    #[arg(long, value_enum, value_name = "UNITS")]
+    pub(crate) compute_units: Option<UnitsName>,
+    /// Seconds that Core ML may take to load a model, its compilation for the Neural Engine included.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) engine_timeout: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// Apple's Core ML.
+    Coreml,
+    /// kvbaton's own executor.
+    Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnitsName {
+    /// Wherever the system prefers.
+    All,
+    /// The Neural Engine, and the CPU for the rest.
+    CpuAndNe,
+    /// The GPU, and the CPU for the rest.
+    CpuAndGpu,
+    /// The CPU alone.
+    Cpu,
 }
 
 /// What a package or a dump does not say of itself.
@@ -373,6 +409,8 @@ pub(crate) struct BenchPrefill {
     /// Tokens of the prompt.
     #[arg(long, default_value_t = 512, value_name = "N")]
     pub(crate) tokens: usize,
+    #[command(flatten)]
+    pub(crate) runtime: Runtime,
     /// Threads; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,

@@ -80,13 +80,7 @@ impl Decoder for PackageDecoder<'_> {
             self.engine.step(token)?;
         }
         let seconds = start.elapsed().as_secs_f64();
-        Ok(PrefillReport {
-            engine: self.engine(),
-            function: "decode".to_owned(),
-            tokens: prompt.len(),
-            seconds,
-            tokens_per_second: prompt.len() as f64 / seconds,
-        })
+        Ok(PrefillReport::new(&self.engine(), "decode".to_owned(), prompt.len(), seconds))
     }
 
     fn forget(&mut self, _: bool) -> Result<(), Error> {

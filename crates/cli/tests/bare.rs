@@ -149,3 +149,26 @@ fn plans_for_shipped_machines_need_no_python() {
     let (code, stdout, _) = kvbaton(&[&arguments[..], &["--objective", "energy", "--json"]].concat());
     assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
 }
+
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn coreml_needs_a_mac_and_its_flags_need_coreml() {
+    let (code, _, stderr) = kvbaton(&["bench", "prefill", PLAIN, "--engine", "coreml"]);
+    assert_eq!(code, 2);
+    assert!(stderr.starts_with("error: the engine coreml needs a Mac, this is "), "{stderr}");
+    assert!(stderr.contains("\nhint: leave --engine out"), "{stderr}");
+    let (code, stdout, _) = kvbaton(&["bench", "prefill", PLAIN, "--compute-units", "cpu-and-ne", "--json"]);
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+    let (code, stdout, _) = kvbaton(&["bench", "prefill", PLAIN, "--engine-timeout", "60", "--json"]);
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+    let (code, stdout, _) = kvbaton(&["bench", "prefill", "m.mlmodelc", "--json"]);
+    assert_eq!((code, error_kind(&stdout).as_str()), (2, "unavailable"));
+}
+
+#[test]
+fn unknown_engines_and_units_are_refused() {
+    for arguments in [["--engine", "gpu"], ["--compute-units", "ane"]] {
+        let (code, stdout, _) = kvbaton(&["bench", "prefill", PLAIN, arguments[0], arguments[1], "--json"]);
+        assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
+    }
+}

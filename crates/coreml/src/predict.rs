@@ -46,8 +46,9 @@ pub(crate) fn predict(
         }
     }
     .map_err(failed(Call::Predict))?;
-    // SAFETY: properties of a valid provider and its values.
+    // SAFETY: a property of a valid provider.
     let names = unsafe { outputs.featureNames() };
+    // SAFETY: as above, and of its values.
     let array = |name: &NSString| unsafe { outputs.featureValueForName(name)?.multiArrayValue() };
     Ok(names
         .iter()

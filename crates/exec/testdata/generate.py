@@ -521,7 +521,9 @@ def past():
             shape = tuple(shown.shape)
             return mb.select(cond=shown, a=np.zeros(shape, np.float16), b=np.full(shape, -np.inf, np.float16))
 
-        causal = np.where(np.arange(rows) > np.arange(rows)[:, None], -np.inf, 0).astype(np.float16)[None, None]
+        causal = np.where(np.arange(rows) > np.arange(rows)[:, None], -np.inf, 0).astype(np.float16)[
+            None, None
+        ]
         prefix = mb.less(x=np.arange(slots, dtype=np.int32)[None, None, None], y=position)
         prefix = mb.tile(x=additive(prefix), reps=[1, 1, rows, 1])
         slot = np.arange(slots, dtype=np.int32)[None, None, None]

@@ -122,8 +122,7 @@ impl ChainPrefill {
         let held: Vec<&mut Stage> = stages.iter_mut().filter(|s| s.has_cache()).collect();
         let (layout, past) = match whole {
             Some(mut layout) => {
-                let by_package =
-                    layout.tensors.iter().any(|rule| rule.name.to_string().starts_with("{group}/"));
+                let by_package = layout.tensors.iter().any(|rule| rule.name.0.starts_with("{group}/"));
                 if by_package {
                     held.into_iter().enumerate().for_each(|(n, stage)| stage.name_tensors(n));
                 }
@@ -151,11 +150,6 @@ impl ChainPrefill {
     pub fn longest_prompt(&self) -> usize {
         let whole = self.functions.whole.last().map_or(0, |f| f.tokens);
         self.states.or(self.functions.chunks.last().map(|f| f.context)).map_or(whole, |c| c.max(whole))
-    }
-
-    /// What each chunk of the last prefill cost; nothing if it took one function.
-    pub fn chunk_times(&self) -> &[ChunkTime] {
-        &self.chunk_times
     }
 
     /// The steps of a prompt: packages with states take it in pieces of the one length that they have.
@@ -233,13 +227,8 @@ impl ChainPrefill {
         tokens: usize,
         seconds: f64,
     ) -> Prefilled {
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function: steps.last().map_or_else(String::new, |s| s.function.clone()),
-            tokens,
-            seconds,
-            tokens_per_second: tokens as f64 / seconds,
-        };
+        let function = steps.last().map_or_else(String::new, |s| s.function.clone());
+        let report = PrefillReport::new(self.engine(), function, tokens, seconds);
         Prefilled { cache, logits, report }
     }
 }
@@ -366,6 +355,10 @@ impl Prefill for ChainPrefill {
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
         self.run(tokens, &mut |_, _| Ok(()))
+    }
+
+    fn chunk_times(&self) -> &[ChunkTime] {
+        &self.chunk_times
     }
 
     fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {

@@ -10,7 +10,7 @@ use kvbaton_layout::{Layout, LiveRows, ModelSpec, Placement, TensorInfo};
 use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, PAST_KEY, Package};
 
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
-use crate::functions::{PrefillFunctions, prefill_functions};
+use crate::functions::{Facts, PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;
 use crate::report::PrefillReport;
@@ -48,8 +48,9 @@ impl CpuPrefill {
     /// and the caller do and disagree.
     pub fn open_stated(path: &Path, threads: usize, stated: Stated) -> Result<CpuPrefill, Error> {
         let package = Arc::new(Package::open(path)?);
-        let (layout, model) = agree(&package, stated)?;
-        let functions = prefill_functions(&package, input_name(layout.inputs.tokens.as_deref(), "tokens")?)?;
+        let (layout, model) = agree(package.path(), package.metadata(), stated)?;
+        let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
+        let functions = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
         Ok(CpuPrefill { package, model, layout, functions, past, chunk_times, loaded, threads })
@@ -84,11 +85,6 @@ impl CpuPrefill {
         self.functions.chunks.last().map(|f| (f.tokens, f.context))
     }
 
-    /// What each chunk of the last prefill cost; nothing if it took one function.
-    pub fn chunk_times(&self) -> &[ChunkTime] {
-        &self.chunk_times
-    }
-
     /// Prefills in one or several steps, and tells `sink` of each one's rows.
     fn run(&mut self, tokens: &[u32], sink: Option<&mut ChunkSink<'_>>) -> Result<Prefilled, Error> {
         let steps = steps(&self.functions, tokens.len())?;
@@ -106,13 +102,12 @@ impl CpuPrefill {
         let chain = Chain { rows: &rows, past: &past, model: &model, threads };
         let done = chain.run(self, &steps, tokens, sink.unwrap_or(&mut |_, _| Ok(())))?;
         self.chunk_times = done.times;
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function: steps.last().map_or_else(String::new, |s| s.function.clone()),
-            tokens: tokens.len(),
-            seconds: done.seconds,
-            tokens_per_second: tokens.len() as f64 / done.seconds,
-        };
+        let report = PrefillReport::new(
+            self.engine(),
+            steps.last().map_or_else(String::new, |s| s.function.clone()),
+            tokens.len(),
+            done.seconds,
+        );
         Ok(Prefilled { cache: done.cache, logits: done.logits, report })
     }
 
@@ -148,13 +143,7 @@ impl CpuPrefill {
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
             .with_tokens(tokens.to_vec());
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function: step.function.clone(),
-            tokens: tokens.len(),
-            seconds,
-            tokens_per_second: tokens.len() as f64 / seconds,
-        };
+        let report = PrefillReport::new(self.engine(), step.function.clone(), tokens.len(), seconds);
         Ok(Prefilled { cache, logits, report })
     }
 
@@ -181,15 +170,19 @@ pub struct Stated {
 }
 
 /// The layout and the model of a package, from its metadata or from the caller; both must agree where both speak.
-pub(crate) fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelSpec), Error> {
+pub(crate) fn agree(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    stated: Stated,
+) -> Result<(Layout, ModelSpec), Error> {
     let missing = |what: &str, key: &str, hint: &str| {
-        let path = package.path().display();
+        let path = path.display();
         let message = format!("`{path}` does not state its {what}: the metadata key `{key}` is missing");
         Error::new(ErrorKind::Layout, message)
             .hint(format!("{hint}; `kvbaton inspect` shows what it holds"))
             .field("key", key)
     };
-    let declared = package.metadata().get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
+    let declared = metadata.get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
     let layout = match (declared, stated.layout) {
         (Some(own), Some(said)) if own.tensors != said.tensors || own.placement != said.placement => {
             let message =
@@ -203,7 +196,7 @@ pub(crate) fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelS
         (None, Some(said)) => said,
         (None, None) => return Err(missing("layout", LAYOUT_KEY, "say it with --layout NAME|FILE.toml")),
     };
-    let model = match (declared_model(package)?, stated.model) {
+    let model = match (declared_model(metadata)?, stated.model) {
         (Some(own), Some(said)) => match own.differences(&said).first() {
             Some(first) => {
                 let message = format!("the package's model is not the one that the caller names: {first}");
@@ -220,15 +213,15 @@ pub(crate) fn agree(package: &Package, stated: Stated) -> Result<(Layout, ModelS
     Ok((layout, model))
 }
 
-pub(crate) fn declared_model(package: &Package) -> Result<Option<ModelSpec>, Error> {
-    let Some(text) = package.metadata().get(MODEL_KEY) else { return Ok(None) };
+pub(crate) fn declared_model(metadata: &BTreeMap<String, String>) -> Result<Option<ModelSpec>, Error> {
+    let Some(text) = metadata.get(MODEL_KEY) else { return Ok(None) };
     serde_json::from_str(text).map(Some).map_err(|e| {
         let message = format!("the package's metadata key `{MODEL_KEY}` cannot be read: {e}");
         Error::new(ErrorKind::Package, message)
     })
 }
 
-fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a str, Error> {
+pub(crate) fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a str, Error> {
     name.ok_or_else(|| {
         Error::new(ErrorKind::Layout, format!("the layout does not name the program's {role} input"))
             .hint(format!("add `{role} = \"…\"` to its [inputs] table"))
@@ -310,6 +303,10 @@ impl Prefill for CpuPrefill {
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
         self.run(tokens, None)
+    }
+
+    fn chunk_times(&self) -> &[ChunkTime] {
+        &self.chunk_times
     }
 
     fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {

@@ -9,7 +9,7 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::DataType;
 
 use crate::cpu::{Stated, agree, check_vocabulary};
-use crate::functions::{Declared, Purpose, declared};
+use crate::functions::{Declared, Facts, Purpose, declared};
 use crate::inputs::{self, Wanted as Input};
 use crate::tensors::{dtype, tensor};
 use crate::{
@@ -87,9 +87,12 @@ impl CpuDecode {
     /// When the package cannot be read or run, states neither its layout nor its model, or does not decode.
     pub fn open(path: &Path, threads: usize) -> Result<CpuDecode, Error> {
         let package = Arc::new(Package::open(path)?);
-        let (layout, model) = agree(&package, Stated::default())?;
+        let (layout, model) = agree(package.path(), package.metadata(), Stated::default())?;
         let Some(Declared { name, tokens: 1, context: Some(capacity), .. }) =
-            declared(&package)?.into_iter().flatten().find(|f| f.kind == Purpose::Decode)
+            declared(&Facts::of(&package, layout.inputs.tokens.as_deref().unwrap_or_default()))?
+                .into_iter()
+                .flatten()
+                .find(|f| f.kind == Purpose::Decode)
         else {
             let message = format!("no function of `{}` decodes a token at a time", path.display());
             return Err(Error::new(ErrorKind::Package, message)

@@ -8,6 +8,7 @@ use kvbaton_layout::LayoutError;
 use kvbaton_memory::LeaseError;
 use kvbaton_mil::MilError;
 use kvbaton_plan::PlanError;
+use kvbaton_runtime::RuntimeError;
 use serde_json::{Map, Value};
 
 /// What kind of failure it is. The name goes into JSON and names the Python exception.
@@ -239,5 +240,32 @@ impl From<CopyError> for Error {
 impl From<LeaseError> for Error {
     fn from(e: LeaseError) -> Error {
         Error::caused(ErrorKind::Lease, e)
+    }
+}
+
+impl From<RuntimeError> for Error {
+    fn from(e: RuntimeError) -> Error {
+        let kind = match &e {
+            RuntimeError::Custody(_) => ErrorKind::Lease,
+            RuntimeError::Failed { .. }
+            | RuntimeError::MissingOutput { .. }
+            | RuntimeError::NotLoaded { .. } => ErrorKind::Program,
+            RuntimeError::TooOld { .. } => ErrorKind::Unavailable,
+            RuntimeError::Compiled { .. } => ErrorKind::Package,
+            RuntimeError::File { .. } => ErrorKind::Io,
+            _ => ErrorKind::Internal,
+        };
+        let hint = match &e {
+            RuntimeError::TimedOut { .. } => {
+                Some("allow more with --engine-timeout, or take other --compute-units")
+            }
+            RuntimeError::Stuck { .. } => Some("start the program again, with other --compute-units"),
+            _ => None,
+        };
+        let error = Error::caused(kind, e);
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
     }
 }

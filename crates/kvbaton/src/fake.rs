@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvbaton_layout::{CacheSpec, DType, Layout, LiveRows, ModelSpec, Part, TensorInfo, presets};
 use kvbaton_memory::{Buffer, Bytes, Leased, WriteLease};
+pub use kvbaton_runtime::fake::element;
 
 use crate::prefill::{ChunkSink, choose_function};
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Tensor};
@@ -48,18 +49,6 @@ pub struct FakePrefill {
 
 /// Values are whole numbers below this, which float16 holds exactly.
 const VALUES: usize = 2039;
-
-/// What the engine stores for an element: distinct for neighbours in every direction, exact in float16.
-pub fn element(part: Part, layer: usize, head: usize, row: usize, lane: usize, token: u32) -> f32 {
-    let mix = layer
-        .wrapping_mul(31)
-        .wrapping_add(head.wrapping_mul(17))
-        .wrapping_add(row.wrapping_mul(7))
-        .wrapping_add(lane.wrapping_mul(LANE_STEP))
-        .wrapping_add(token as usize);
-    let value = (mix % VALUES) as f32;
-    if part == Part::Key { value } else { -value - 1.0 }
-}
 
 const LANE_STEP: usize = 3;
 
@@ -196,13 +185,7 @@ impl FakePrefill {
 
     fn done(&self, function: String, tokens: usize, start: Instant, cache: CacheView) -> Prefilled {
         let seconds = start.elapsed().as_secs_f64();
-        let report = PrefillReport {
-            engine: self.engine().to_owned(),
-            function,
-            tokens,
-            seconds,
-            tokens_per_second: tokens as f64 / seconds,
-        };
+        let report = PrefillReport::new(self.engine(), function, tokens, seconds);
         Prefilled { cache, logits: Some(Logits { values: vec![0.0] }), report }
     }
 }

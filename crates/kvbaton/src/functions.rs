@@ -1,5 +1,8 @@
 //! What the functions of a package are: said by the package itself, or told from the shape of their inputs.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use kvbaton_mil::program::{Function, ValueType};
 use kvbaton_mil::{FUNCTIONS_KEY, PAST_KEY, Package};
 use serde::Deserialize;
@@ -49,17 +52,38 @@ pub(crate) struct PrefillFunctions {
     pub(crate) chunks: Vec<ChunkFunction>,
 }
 
+/// What is known of a package's functions, whichever engine runs it.
+pub(crate) struct Facts<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) metadata: &'a BTreeMap<String, String>,
+    /// Shape of the input that takes tokens, by function; `None` where it has no such input of fixed shape.
+    pub(crate) token_shapes: BTreeMap<String, Option<Vec<usize>>>,
+}
+
+impl<'a> Facts<'a> {
+    /// The facts of a package whose functions take tokens in `tokens_input`.
+    pub(crate) fn of(package: &'a Package, tokens_input: &str) -> Facts<'a> {
+        let functions = &package.program().functions;
+        let shape = |f: &Function| {
+            let input = f.inputs.iter().map(|&id| f.value(id)).find(|v| v.name == tokens_input)?;
+            if let ValueType::Tensor(ty) = &input.ty { ty.fixed_shape() } else { None }
+        };
+        let token_shapes = functions.iter().map(|(name, f)| (name.clone(), shape(f))).collect();
+        Facts { path: package.path(), metadata: package.metadata(), token_shapes }
+    }
+}
+
 /// What the package declares of its functions, if it does.
-pub(crate) fn declared(package: &Package) -> Result<Option<Vec<Declared>>, Error> {
-    let Some(text) = package.metadata().get(FUNCTIONS_KEY) else { return Ok(None) };
+pub(crate) fn declared(facts: &Facts<'_>) -> Result<Option<Vec<Declared>>, Error> {
+    let Some(text) = facts.metadata.get(FUNCTIONS_KEY) else { return Ok(None) };
     let unreadable = |what: String| {
-        let path = package.path().display();
+        let path = facts.path.display();
         let message = format!("the metadata key `{FUNCTIONS_KEY}` of `{path}` cannot be used: {what}");
         Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY)
     };
     let declared: Vec<Declared> = serde_json::from_str(text).map_err(|e| unreadable(e.to_string()))?;
     for function in &declared {
-        if !package.program().functions.contains_key(&function.name) {
+        if !facts.token_shapes.contains_key(&function.name) {
             return Err(unreadable(format!("the program has no function `{}`", function.name)));
         }
         if function.tokens == 0 || function.context.is_some_and(|c| c < function.tokens) {
@@ -71,10 +95,10 @@ pub(crate) fn declared(package: &Package) -> Result<Option<Vec<Declared>>, Error
     Ok(Some(declared))
 }
 
-/// The functions of `package` that prefill, their tokens in the input `tokens_input`.
-pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result<PrefillFunctions, Error> {
+/// The functions of a package that prefill, their tokens in the input `tokens_input`.
+pub(crate) fn prefill_functions(facts: &Facts<'_>, tokens_input: &str) -> Result<PrefillFunctions, Error> {
     let mut found = PrefillFunctions::default();
-    match declared(package)? {
+    match declared(facts)? {
         Some(declared) => {
             for function in declared.into_iter().filter(|f| f.kind == Purpose::Prefill) {
                 let Declared { name, tokens, context, .. } = function;
@@ -85,9 +109,9 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
             }
         }
         None => {
-            for function in package.program().functions.values() {
-                if let Some(tokens) = function_length(function, tokens_input) {
-                    found.whole.push(FunctionInfo { name: function.name.clone(), tokens });
+            for (name, shape) in &facts.token_shapes {
+                if let Some([1, tokens]) = shape.as_deref() {
+                    found.whole.push(FunctionInfo { name: name.clone(), tokens: *tokens });
                 }
             }
         }
@@ -95,8 +119,8 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
     found.whole.sort_by_key(|f| f.tokens);
     found.chunks.sort_by_key(|f| f.context);
     if found == PrefillFunctions::default() {
-        let path = package.path().display();
-        return Err(if package.metadata().contains_key(FUNCTIONS_KEY) {
+        let path = facts.path.display();
+        return Err(if facts.metadata.contains_key(FUNCTIONS_KEY) {
             Error::new(ErrorKind::Package, format!("no function of `{path}` prefills"))
                 .hint("a decode package goes to --decode; export one that prefills with --kind prefill")
         } else {
@@ -105,8 +129,8 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
             Error::new(ErrorKind::Package, message)
         });
     }
-    if !found.chunks.is_empty() && !package.metadata().contains_key(PAST_KEY) {
-        let path = package.path().display();
+    if !found.chunks.is_empty() && !facts.metadata.contains_key(PAST_KEY) {
+        let path = facts.path.display();
         let message = format!(
             "`{path}` has functions that take a past, and does not state its layout: the metadata key \
                  `{PAST_KEY}` is missing"
@@ -114,16 +138,4 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
         return Err(Error::new(ErrorKind::Layout, message).field("key", PAST_KEY));
     }
     Ok(found)
-}
-
-/// S, when the function has a token input of shape (1, S).
-fn function_length(function: &Function, tokens_input: &str) -> Option<usize> {
-    let input = function.inputs.iter().map(|&id| function.value(id)).find(|v| v.name == tokens_input)?;
-    match &input.ty {
-        ValueType::Tensor(ty) => match ty.fixed_shape()?.as_slice() {
-            [1, length] => Some(*length),
-            _ => None,
-        },
-        _ => None,
-    }
 }

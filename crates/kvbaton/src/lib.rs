@@ -6,6 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+mod accelerated;
+#[cfg(target_os = "macos")]
+mod apple;
 pub mod bench;
 mod chain;
 mod chunks;
@@ -15,6 +18,7 @@ mod cut;
 mod decode;
 mod digest;
 mod dump;
+mod engine;
 mod error;
 pub mod fake;
 mod functions;
@@ -31,6 +35,7 @@ pub mod verify;
 mod view;
 mod work;
 
+pub use accelerated::RuntimePrefill;
 pub use chain::ChainPrefill;
 pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
@@ -38,6 +43,7 @@ pub use cpu::{CpuPrefill, Stated};
 pub use decode::{CpuDecode, Decode};
 pub use digest::{DigestCache, files_digest, weights_digest};
 pub use dump::open_dump;
+pub use engine::{Engine, EngineOptions, Waiting, open_prefill};
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
@@ -45,6 +51,7 @@ pub use kvbaton_layout as layout;
 pub use kvbaton_memory::Bytes;
 pub use kvbaton_mil as mil;
 pub use kvbaton_plan as plan;
+pub use kvbaton_runtime as runtime;
 pub use machines::{calibrated_file, machine, read_machine, shipped_machines, this_machine, write_machine};
 pub use prefill::{ChunkSink, FunctionInfo, Logits, Prefill, Prefilled, SharedPrefill, choose_function};
 pub use report::{HandoffReport, PathTaken, PrefillReport, Range, StreamReport, memcpy_share};

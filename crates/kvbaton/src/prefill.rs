@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use kvbaton_layout::{CacheSpec, Layout, ModelSpec};
 
-use crate::{CacheView, Error, ErrorKind, PrefillReport};
+use crate::{CacheView, ChunkTime, Error, ErrorKind, PrefillReport};
 
 /// A function of a package that prefills.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +78,11 @@ pub trait Prefill: Send {
     /// When the prompt is empty or too long, a token is not in the vocabulary, the program fails, or an earlier
     /// cache still holds the buffers.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error>;
+
+    /// What each chunk of the last prefill cost; nothing if it took one function.
+    fn chunk_times(&self) -> &[ChunkTime] {
+        &[]
+    }
 
     /// Runs the prompt and tells `sink` of rows as soon as they are final: of all rows at once at the end, unless the
     /// engine works in chunks.

@@ -41,6 +41,28 @@ pub struct PrefillReport {
     pub seconds: f64,
     /// Tokens of the prompt a second.
     pub tokens_per_second: f64,
+    /// The compute units that the function was loaded for, where the engine has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute_units: Option<String>,
+    /// What the user should know of how it ran: units that were replaced, work that is not on the Neural Engine,
+    /// outputs that the engine copied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+impl PrefillReport {
+    /// The report of a prediction over `tokens` tokens.
+    pub fn new(engine: &str, function: String, tokens: usize, seconds: f64) -> PrefillReport {
+        PrefillReport {
+            engine: engine.to_owned(),
+            function,
+            tokens,
+            seconds,
+            tokens_per_second: if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 },
+            compute_units: None,
+            notes: Vec::new(),
+        }
+    }
 }
 
 /// How the rows reached the target.

@@ -258,13 +258,7 @@ impl Prefill for Scripted {
             let seen = if *held { tokens.len() } else { 1 };
             sink(&self.view(seen), rows.clone())?;
         }
-        let report = kvbaton::PrefillReport {
-            engine: "scripted".to_owned(),
-            function: String::new(),
-            tokens: tokens.len(),
-            seconds: 0.0,
-            tokens_per_second: 0.0,
-        };
+        let report = kvbaton::PrefillReport::new("scripted", String::new(), tokens.len(), 0.0);
         Ok(Prefilled { cache: self.view(tokens.len()), logits: None, report })
     }
 }

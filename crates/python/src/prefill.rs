@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kvbaton::fake::{FakePrefill, Habits};
+use kvbaton::runtime::Units;
 use kvbaton::{
-    ChainPrefill, CpuPrefill, Error, HandoffReport, Prefill, SharedPrefill, Stated, StreamOptions, Threads,
-    Wanted, prefill_into,
+    ChainPrefill, EngineOptions, Error, ErrorKind, HandoffReport, Prefill, SharedPrefill, StreamOptions,
+    Threads, Wanted, open_prefill, prefill_into,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -29,22 +31,36 @@ impl NativePrefill {
 }
 
 /// A package, or a chain of several: a TOML file, or the folder that has it.
-fn open(path: &Path, threads: usize) -> Result<Box<dyn Prefill>, Error> {
+fn open(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
     let inside = path.join("chain.toml");
     let file = if inside.is_file() { &inside } else { path };
     if file.extension().is_some_and(|e| e == "toml") {
-        return Ok(Box::new(ChainPrefill::open(file, threads, Stated::default())?));
+        return Ok(Box::new(ChainPrefill::open(file, options.threads, options.stated)?));
     }
-    Ok(Box::new(CpuPrefill::open(path, threads)?))
+    open_prefill(path, options)
 }
 
 #[pymethods]
 impl NativePrefill {
     /// Opens the package at `path`.
     #[new]
-    #[pyo3(signature = (path, threads=0))]
-    fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativePrefill> {
-        let engine = py.detach(|| open(&path, threads)).map_err(to_python)?;
+    #[pyo3(signature = (path, threads=0, engine=None, compute_units=None, engine_timeout=None))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        threads: usize,
+        engine: Option<&str>,
+        compute_units: Option<&str>,
+        engine_timeout: Option<f64>,
+    ) -> PyResult<NativePrefill> {
+        let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
+        let engine = engine.map(str::parse).transpose().map_err(to_python)?;
+        let units = compute_units.map(str::parse::<Units>).transpose().map_err(usage)?;
+        let timeout = engine_timeout.map(Duration::try_from_secs_f64).transpose();
+        let timeout =
+            timeout.map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?;
+        let options = EngineOptions { engine, units, threads, timeout, ..EngineOptions::default() };
+        let engine = py.detach(|| open(&path, options)).map_err(to_python)?;
         Ok(NativePrefill(Arc::new(Mutex::new(engine))))
     }
 

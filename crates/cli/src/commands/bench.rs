@@ -1,7 +1,7 @@
 //! `kvbaton bench`.
 
-use kvbaton::Error;
 use kvbaton::bench::{HandoffBench, HandoffRow, Machine, PrefillRow, bench_handoff, bench_prefill};
+use kvbaton::{Error, Stated};
 use serde_json::json;
 
 use super::{cache_shape, layout, need_host};
@@ -90,7 +90,8 @@ fn handoff_cells(row: &HandoffRow) -> Vec<String> {
 }
 
 fn prefill(verb: &BenchPrefill, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
-    let mut rows = vec![bench_prefill(&verb.package, verb.tokens, verb.threads, verb.repeats)?];
+    let options = verb.runtime.options(verb.threads, Stated::default(), printer);
+    let mut rows = vec![bench_prefill(&verb.package, verb.tokens, verb.repeats, options)?];
     if let Some(folder) = &verb.compare {
         let request =
             PrefillComparison { folder: folder.clone(), tokens: verb.tokens, threads: rows[0].threads };

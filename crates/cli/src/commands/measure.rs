@@ -114,10 +114,8 @@ impl Bench<'_> {
             }
             (Engine::Mlx, _, Some(model)) => {
                 let view = model.prefill(rows)?;
-                let (seconds, function) = (start.elapsed().as_secs_f64(), "mlx-lm".to_owned());
-                let (engine, tokens) = (model.engine(), rows.len());
-                let tokens_per_second = tokens as f64 / seconds;
-                (view, PrefillReport { engine, function, tokens, seconds, tokens_per_second })
+                let seconds = start.elapsed().as_secs_f64();
+                (view, PrefillReport::new(&model.engine(), "mlx-lm".to_owned(), rows.len(), seconds))
             }
             _ => return Err(Error::new(ErrorKind::Usage, "nothing prefills for the decode package")),
         };

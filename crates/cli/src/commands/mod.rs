@@ -14,12 +14,15 @@ pub(crate) mod run;
 pub(crate) mod verify;
 
 use std::path::Path;
+use std::time::Duration;
 
 use kvbaton::layout::{CacheSpec, DType, Layout, presets};
-use kvbaton::{Error, ErrorKind, bench::shape};
+use kvbaton::runtime::Units;
+use kvbaton::{Engine, EngineOptions, Error, ErrorKind, Stated, bench::shape};
 
 use crate::Host;
-use crate::args::FloatType;
+use crate::args::{EngineName, FloatType, Runtime, UnitsName};
+use crate::printer::Printer;
 
 impl FloatType {
     pub(crate) fn dtype(self) -> DType {
@@ -27,6 +30,32 @@ impl FloatType {
             FloatType::Float16 => DType::Float16,
             FloatType::Bfloat16 => DType::BFloat16,
             FloatType::Float32 => DType::Float32,
+        }
+    }
+}
+
+impl Runtime {
+    /// The engine that was asked for, and where it may run.
+    pub(crate) fn options(&self, threads: usize, stated: Stated, printer: &Printer) -> EngineOptions {
+        let bar = printer.progress();
+        EngineOptions {
+            engine: self.engine.map(|e| match e {
+                EngineName::Coreml => Engine::CoreMl,
+                EngineName::Cpu => Engine::Cpu,
+            }),
+            units: self.compute_units.map(|u| match u {
+                UnitsName::All => Units::All,
+                UnitsName::CpuAndNe => Units::CpuAndNe,
+                UnitsName::CpuAndGpu => Units::CpuAndGpu,
+                UnitsName::Cpu => Units::Cpu,
+            }),
+            threads,
+            timeout: self.engine_timeout.map(Duration::from_secs),
+            stated,
+            // Compiling for the Neural Engine takes minutes: whoever watches is told, once a second.
+            waiting: Some(Box::new(move |call, waited| {
+                bar.set_message(format!("{call}, {} s", waited.as_secs()));
+            })),
         }
     }
 }

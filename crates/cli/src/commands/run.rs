@@ -7,8 +7,8 @@ use std::time::Instant;
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
 use kvbaton::plan::route::{Engine, Route};
 use kvbaton::{
-    ChainPrefill, CpuDecode, CpuPrefill, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill,
-    PrefillReport, SharedPrefill, Stated, Waived, check_compatible, open_dump,
+    ChainPrefill, CpuDecode, Decode, DigestCache, Error, ErrorKind, HandoffReport, Prefill, PrefillReport,
+    SharedPrefill, Stated, Waived, check_compatible, open_dump, open_prefill,
 };
 use serde::Serialize;
 
@@ -65,7 +65,7 @@ impl Producer<'_> {
 pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let host = need_host(host, "run")?;
     check_flags(verb)?;
-    let mut producer = producer(verb, host)?;
+    let mut producer = producer(verb, host, printer)?;
     let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
     let mut decoder: Box<dyn Decoder + '_> = if is_package(&verb.decode) {
         if verb.dtype.is_some() {
@@ -128,13 +128,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         Producer::Model(mut model, _) => {
             let view = model.prefill(prompt)?;
             let seconds = start.elapsed().as_secs_f64();
-            let report = PrefillReport {
-                engine: model.engine(),
-                function: "mlx-lm".to_owned(),
-                tokens: prompt.len(),
-                seconds,
-                tokens_per_second: prompt.len() as f64 / seconds,
-            };
+            let report = PrefillReport::new(&model.engine(), "mlx-lm".to_owned(), prompt.len(), seconds);
             (Some(report), decoder.receive(Some(view), &tokens)?)
         }
         Producer::Dump(stated) => {
@@ -196,7 +190,7 @@ fn is_package(path: &Path) -> bool {
 }
 
 /// Opens what `--prefill` names: packages and MLX models are folders, chains and dumps files.
-fn producer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Producer<'a>, Error> {
+fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) -> Result<Producer<'a>, Error> {
     let foreign = &verb.foreign;
     let layout = foreign.layout.as_deref().map(layout).transpose()?;
     let described = || foreign.model.as_deref().map(|folder| described(folder, host)).transpose();
@@ -233,7 +227,8 @@ fn producer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Producer<'a>, Error> {
         return Ok(Producer::Model(host.prefiller(&request)?, Box::new(model)));
     }
     let stated = Stated { layout, model: described()? };
-    Ok(Producer::Engine(Box::new(CpuPrefill::open_stated(&verb.prefill, verb.threads, stated)?)))
+    let options = verb.runtime.options(verb.threads, stated, printer);
+    Ok(Producer::Engine(open_prefill(&verb.prefill, options)?))
 }
 
 /// The chain file that a path names, itself or by its folder.
@@ -389,8 +384,12 @@ fn summary(report: &Report) -> String {
             "prefill",
             p.seconds,
             format!(
-                "{} tokens, {:.0} tokens/s, {} on {}",
-                p.tokens, p.tokens_per_second, p.function, p.engine
+                "{} tokens, {:.0} tokens/s, {} on {}{}",
+                p.tokens,
+                p.tokens_per_second,
+                p.function,
+                p.engine,
+                p.compute_units.as_ref().map(|u| format!(" ({u})")).unwrap_or_default(),
             ),
         )),
         None if report.handoff.bytes > 0 => rows.push(row("prefill", 0.0, "none: a dump".to_owned())),
@@ -438,6 +437,9 @@ fn summary(report: &Report) -> String {
         rows.push(row("  as estimated", estimated.unwrap_or(0.0), route.reason.clone()));
     }
     let mut text = table(&rows);
+    for note in report.prefill.iter().flat_map(|p| &p.notes) {
+        text.push_str(&format!("prefill: {note}\n"));
+    }
     if let Some(note) = &h.note {
         text.push_str(&format!("memcpy: {note}\n"));
     }

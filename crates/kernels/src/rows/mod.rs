@@ -54,13 +54,14 @@ impl Isa {
 
     /// All that this CPU has, the portable one first: for tests and benches.
     pub fn available() -> Vec<Isa> {
-        let mut all = vec![Isa::portable()];
         #[cfg(target_arch = "x86_64")]
-        {
-            all.extend(arch::x86_64::Avx2::new().map(|set| Isa(Set::Avx2(set))));
-            all.extend(arch::x86_64::Avx512::new().map(|set| Isa(Set::Avx512(set))));
-        }
-        all
+        let more = [
+            arch::x86_64::Avx2::new().map(|set| Isa(Set::Avx2(set))),
+            arch::x86_64::Avx512::new().map(|set| Isa(Set::Avx512(set))),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let more: [Option<Isa>; 0] = [];
+        std::iter::once(Isa::portable()).chain(more.into_iter().flatten()).collect()
     }
 
     /// Its name: `portable`, `avx2`, `avx512`.

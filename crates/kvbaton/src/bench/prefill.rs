@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ChunkTime, CpuPrefill, Error, Prefill, Range};
+use crate::{ChunkTime, EngineOptions, Error, Range, open_prefill};
 
 /// One engine's prefill.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,10 +40,11 @@ pub struct PrefillRow {
 pub fn bench_prefill(
     path: &Path,
     tokens: usize,
-    threads: usize,
     repeats: usize,
+    options: EngineOptions,
 ) -> Result<PrefillRow, Error> {
-    let mut engine = CpuPrefill::open(path, threads)?;
+    let threads = options.threads;
+    let mut engine = open_prefill(path, options)?;
     engine.prepare(tokens)?;
     let vocab = engine.model().map_or(1, |m| m.vocab_size).max(1);
     // A fixed, mixed run of ids: time does not depend on them, but equal ids would make softmax trivial.

@@ -12,7 +12,7 @@ use kvbaton_mil::{FUNCTIONS_KEY, LAYOUT_KEY, PAST_KEY, Package};
 
 use crate::chunks::Step;
 use crate::cpu::{declared_model, past_inputs};
-use crate::functions::{PrefillFunctions, prefill_functions};
+use crate::functions::{Facts, PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::tensors::tensor;
 use crate::{Error, ErrorKind, FunctionInfo, Tensor};
@@ -73,7 +73,8 @@ impl Stage {
         };
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let functions = if package.metadata().contains_key(FUNCTIONS_KEY) && function.is_none() {
-            prefill_functions(&package, layout.inputs.tokens.as_deref().unwrap_or_default())?
+            let tokens_input = layout.inputs.tokens.as_deref().unwrap_or_default();
+            prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?
         } else {
             one_function(&package, function.as_deref(), &layout)?
         };
@@ -90,7 +91,7 @@ impl Stage {
     }
 
     pub(super) fn model(&self) -> Result<Option<ModelSpec>, Error> {
-        declared_model(&self.package)
+        declared_model(self.package.metadata())
     }
 
     /// Whether it has a part of the cache: outputs or states that its layout, or the chain's, speaks of.
