@@ -261,11 +261,11 @@ class MlxDecoder:
 
     def forget(self, memory: bool) -> None:
         """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        import mlx.core as mx
+
         self._caches = []
         gc.collect()
         if memory:
-            import mlx.core as mx
-
             mx.clear_cache()
 
     def verify(

@@ -198,8 +198,8 @@ impl Decoder for PyDecoder {
         parse(&call(&self.0, |d| d.call_method1("prefill", (tokens.to_vec(),)), text)?)
     }
 
-    fn forget(&mut self, memory: bool) {
-        let _ = call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()));
+    fn forget(&mut self, memory: bool) -> Result<(), Error> {
+        call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()))
     }
 
     fn generate(

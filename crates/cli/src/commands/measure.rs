@@ -71,7 +71,7 @@ impl Bench<'_> {
     /// A Core ML package prefills, MLX decodes.
     pub(crate) fn split(&mut self, tokens: &[u32], mode: Mode) -> Result<Measured, Error> {
         let engine = self.engine.clone().expect("only benches with a package split");
-        self.decoder.forget(!mode.warm);
+        self.decoder.forget(!mode.warm)?;
         let rows = &tokens[..tokens.len() - 1];
         engine.lock().unwrap_or_else(|e| e.into_inner()).prepare(rows.len())?;
         let start = Instant::now();
@@ -89,7 +89,7 @@ impl Bench<'_> {
 
     /// MLX does both.
     pub(crate) fn alone(&mut self, tokens: &[u32]) -> Result<Measured, Error> {
-        self.decoder.forget(false);
+        self.decoder.forget(false)?;
         let start = Instant::now();
         let prefill = self.decoder.prefill(tokens)?;
         let before = start.elapsed().as_secs_f64();
@@ -102,7 +102,7 @@ impl Bench<'_> {
     pub(crate) fn packaged(&mut self, tokens: &[u32], prefill: Engine) -> Result<Measured, Error> {
         let (host, rows) = (self.host, &tokens[..tokens.len() - 1]);
         let package = self.package.as_mut().expect("only benches with a decode package hand over to one");
-        package.forget(false);
+        package.forget(false)?;
         if let (Engine::CoreMl, Some(engine)) = (prefill, &self.engine) {
             engine.lock().unwrap_or_else(|e| e.into_inner()).prepare(rows.len())?;
         }
