@@ -52,6 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Verb::Export(verb) => done(commands::export::run(&verb, host, &printer)),
         Verb::Layouts(verb) => done(commands::layouts::run(&verb, host, &printer)),
         Verb::Bench(verb) => done(commands::bench::run(&verb, host, &printer)),
+        Verb::Selftest(verb) => commands::selftest::run(&verb, host, &printer),
         Verb::Verify(verb) => commands::verify::run(&verb, &arguments, host, &printer),
     };
     match result {

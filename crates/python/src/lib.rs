@@ -6,6 +6,7 @@
 mod arrays;
 mod errors;
 mod host;
+mod loan;
 mod operations;
 mod prefill;
 mod verify;
@@ -54,6 +55,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<prefill::NativePrefill>()?;
     module.add_class::<view::NativeView>()?;
+    module.add_class::<loan::NativeLoan>()?;
+    module.add_function(wrap_pyfunction!(loan::view_lend, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(weights_digest, module)?)?;
     module.add_function(wrap_pyfunction!(layout_toml, module)?)?;

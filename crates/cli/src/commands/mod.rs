@@ -5,6 +5,7 @@ pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod layouts;
 pub(crate) mod run;
+pub(crate) mod selftest;
 pub(crate) mod verify;
 
 use std::path::Path;
