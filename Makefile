@@ -13,7 +13,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name 
 DEMO_MODEL := $(DEMO)/model/model.safetensors
 DEMO_PACKAGE := $(DEMO)/prefill.mlpackage/Manifest.json
 
-.PHONY: help demo test test-rust test-python test-slow lint doc check-macos test-aarch64 sanitize openblas bench clean
+.PHONY: help demo test test-rust test-python test-slow lint doc check-macos wheel-macos test-aarch64 sanitize openblas bench clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -80,8 +80,12 @@ lint: $(VENV)/.native ## Formatting, clippy, ruff, types, the table of operation
 doc: ## Build the Rust documentation; warnings are errors.
 	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
 
-check-macos: ## Type-check for macOS on Linux.
-	@scripts/check-macos.sh --workspace --exclude kvbaton-python
+check-macos: ## Type-check and lint for macOS on Linux, the Python module included.
+	@scripts/check-macos.sh clippy --workspace --quiet -- -D warnings
+	@scripts/count-macos-lines.py --check
+
+wheel-macos: $(VENV)/.installed ## Cross-build a wheel for arm64 macOS on Linux.
+	@PYTHON=$(BIN)/python scripts/wheel-macos.sh dist
 
 test-aarch64: ## Run the kernels' tests, NEON included, under qemu.
 	@scripts/test-aarch64.sh -p kvbaton-kernels

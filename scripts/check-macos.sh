@@ -5,7 +5,8 @@
 # standard-library sources into a cache folder (nothing is installed system-wide), and lets cargo check the standard
 # library from source for the Apple target. Nothing is linked or run: it proves that the code type-checks, no more.
 #
-# usage: check-macos.sh [check|clippy] [cargo arguments, e.g. -p my-crate --all-features -- -D warnings]
+# usage: check-macos.sh [check|clippy|build] [cargo arguments, e.g. -p my-crate --all-features -- -D warnings]
+# Targets whose dependencies compile C for macOS (the benches: criterion) cannot be checked here.
 # The cache folder can be moved with MACOS_CHECK_CACHE; a first run needs Debian's package registry and about 1 minute.
 set -euo pipefail
 
@@ -26,7 +27,8 @@ if [ ! -x "$root/usr/bin/rustc" ]; then
 fi
 export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export RUSTC="$root/usr/bin/rustc" RUSTC_BOOTSTRAP=1 PATH="$root/usr/bin:$PATH"  # cargo itself stays the installed one
+export PYO3_NO_PYTHON=1  # the stable ABI of the extension module needs no interpreter of the target
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target/macos-check}
 verb=check
-case "${1:-}" in check | clippy) verb=$1 && shift ;; esac
+case "${1:-}" in check | clippy | build) verb=$1 && shift ;; esac
 exec cargo "$verb" -Zbuild-std=std,panic_abort --target aarch64-apple-darwin "$@"

@@ -87,6 +87,12 @@ class Host:
 
         return _bench_page.render(json.loads(document))
 
+    def probe_adoption(self) -> str:
+        """Whether MLX adopts foreign memory, as JSON."""
+        from ._mlx.adopting import probe
+
+        return json.dumps(probe().to_dict())
+
     def versions(self) -> str:
         """Versions of what decodes, as JSON."""
         import platform

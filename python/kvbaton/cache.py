@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,13 @@ def _canonical(view: _native.NativeView, layer: int, part: str) -> tuple[npt.NDA
     return np.frombuffer(data, dtype=_NUMPY[dtype]).reshape(shape), first
 
 
+class _GivenAway:
+    """Stands where a view was that MLX has taken over."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError("this cache was given to MLX: its memory is the decoder's now")
+
+
 class CacheView:
     """Memory, a layout and the live rows: a cache as its producer left it.
 
@@ -97,6 +104,12 @@ class CacheView:
         self.overflow = 0
         # Slots at which rings of mlx-lm start, by layer: a ring handed on as it lies sums in the same order.
         self.rings: dict[int, int] = {}
+        # Whether the memory is its producer's own and nobody else's: then MLX may take it over.
+        self.adoptable = False
+
+    def _give_away(self) -> None:
+        """The memory is somebody else's now, who writes there: nothing of it may be read any more."""
+        self._native = cast(_native.NativeView, _GivenAway())
 
     @classmethod
     def from_arrays(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
+from ._mlx import adopting
 from ._mlx.decoder import describe, dtype_of, make_caches
 from ._mlx.filling import check_model, fill, remaining
 from ._mlx.reading import from_mlx
@@ -69,6 +70,7 @@ def to_mlx(
     kv_group_size: int = 64,
     threads: int = 0,
     measure_memcpy: bool = True,
+    adopt: bool = False,
 ) -> Handoff:
     """Hands ``cache`` over to mlx-lm caches of ``model``.
 
@@ -86,6 +88,11 @@ def to_mlx(
     ``kv_group_size`` quantise as mlx-lm's options do: full attention alone. ``measure_memcpy`` times a memcpy
     of as many bytes afterwards, for the report.
 
+    With ``adopt`` MLX may take the producer's memory over instead of copying its rows, where that is free: where an
+    array on foreign memory was measured to stay there, and to be written in place. Then the report's ``path`` is
+    ``adopt`` and its ``note`` says how that is known; ``cache`` cannot be read any more, and the engine that made
+    it refuses the next prefill until the caches are gone. Otherwise rows are copied and the note says why.
+
     No cache is touched before everything has been checked and copied.
 
     Raises:
@@ -99,6 +106,13 @@ def to_mlx(
     rest = remaining(cache, tokens)
     decoder = describe(model)
     check_model(cache.model, decoder)
+    refused = None
+    if adopt and prompt_cache is None and kv_bits is None:
+        adopted = adopting.adopt(cache, decoder, model, rest.rows, dtype)
+        if isinstance(adopted, adopting.Adopted):
+            adopted.report.seconds = adopted.report.exposed_seconds = time.perf_counter() - start
+            return Handoff(adopted.caches, rest.tokens, adopted.report, rest.rows, None, 0)
+        refused = f"copied, not adopted: {adopted}"
     filled = fill(
         Rows(cache),
         decoder,
@@ -115,6 +129,7 @@ def to_mlx(
     report.seconds = report.exposed_seconds = time.perf_counter() - start
     if measure_memcpy:
         _compare_with_memcpy(report, threads)
+    report.note = "; ".join(filter(None, (report.note, refused))) or None
     logits = None if rest.tokens else cache.logits
     return Handoff(filled.caches, rest.tokens, report, rest.rows, logits, filled.quantized_layers)
 

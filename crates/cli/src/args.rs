@@ -28,6 +28,8 @@ pub(crate) enum Verb {
     Calibrate(Calibrate),
     /// Say which engine should do what for a model and a prompt length, and whether to hand over at all.
     Plan(Plan),
+    /// Ask this machine what kvbaton cannot know of it, and write down what came out.
+    Selftest(Selftest),
     /// Compare what a package's cache makes MLX say with what MLX says by itself, rung by rung.
     Verify(Box<Verify>),
 }
@@ -75,6 +77,8 @@ pub(crate) struct Verify {
     /// The folder of the model that the package was made from, where the package does not say.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) runtime: Runtime,
     /// Threads for prefill; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
@@ -679,6 +683,36 @@ pub(crate) struct BenchRun {
     /// Also write a page with charts.
     #[arg(long, value_name = "OUT.html")]
     pub(crate) report: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Selftest {
+    /// A package of yours; a prefill in miniature when absent.
+    pub(crate) package: Option<PathBuf>,
+    /// The MLX model folder that the package was made from: also compare the tokens that it decodes.
+    #[arg(long, value_name = "MODEL", requires = "package")]
+    pub(crate) decode: Option<PathBuf>,
+    /// The layout of the package's cache: a name from `kvbaton layouts`, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml", requires = "package")]
+    pub(crate) layout: Option<String>,
+    /// Hand-offs in a row.
+    #[arg(long, default_value_t = 1000, value_name = "N")]
+    pub(crate) rounds: usize,
+    /// Contexts whose hand-off is timed.
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 2048, 4096, 8192], value_name = "N,…")]
+    pub(crate) context: Vec<usize>,
+    /// Threads for the executor and copies; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
+    /// Seconds that Core ML may take to load a function.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) engine_timeout: Option<u64>,
+    /// The file to write: Markdown with the JSON document in it, to read and to attach.
+    #[arg(long, default_value = "kvbaton-selftest.md", value_name = "FILE.md")]
+    pub(crate) out: PathBuf,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

@@ -58,6 +58,14 @@ pub trait Host {
     /// When the document lacks something that the page shows.
     fn page(&self, document: &serde_json::Value) -> Result<String, Error>;
 
+    /// Whether MLX takes foreign memory over without copying it, and whether it then writes there in place: measured
+    /// by addresses, with MLX's version.
+    ///
+    /// # Errors
+    ///
+    /// When MLX is not installed.
+    fn probe_adoption(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
+
     /// Names and versions of what decodes.
     ///
     /// # Errors

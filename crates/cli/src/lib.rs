@@ -55,6 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Verb::Bench(verb) => done(commands::bench::run(&verb, host, &printer)),
         Verb::Calibrate(verb) => done(commands::calibrate::run(&verb, host, &printer)),
         Verb::Plan(verb) => done(commands::plan::run(&verb, host, &printer)),
+        Verb::Selftest(verb) => commands::selftest::run(&verb, host, &printer),
         Verb::Verify(verb) => commands::verify::run(&verb, &arguments, host, &printer),
     };
     match result {

@@ -30,6 +30,7 @@ mod prefill;
 mod recode;
 mod report;
 mod scan;
+pub mod selftest;
 mod stream;
 mod tensors;
 pub mod verify;

@@ -153,6 +153,11 @@ impl Bytes {
     pub fn new(owner: impl std::ops::Deref<Target = [u8]> + Send + Sync + 'static) -> Bytes {
         Bytes(Arc::new(owner))
     }
+
+    /// How many handles on these bytes there are, this one included.
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
 }
 
 impl std::ops::Deref for Bytes {

@@ -119,6 +119,10 @@ impl Host for PyHost {
         call(&self.0, |host| host.call_method1("page", (document.to_string(),)), text)
     }
 
+    fn probe_adoption(&self) -> Result<Map<String, Value>, Error> {
+        parse(&call(&self.0, |host| host.call_method0("probe_adoption"), text)?)
+    }
+
     fn versions(&self) -> Result<Map<String, Value>, Error> {
         parse(&call(&self.0, |host| host.call_method0("versions"), text)?)
     }

@@ -7,6 +7,7 @@ mod arrays;
 mod decode;
 mod errors;
 mod host;
+mod loan;
 mod operations;
 mod prefill;
 mod verify;
@@ -56,6 +57,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decode::NativeDecode>()?;
     module.add_class::<prefill::NativePrefill>()?;
     module.add_class::<view::NativeView>()?;
+    module.add_class::<loan::NativeLoan>()?;
+    module.add_function(wrap_pyfunction!(loan::view_lend, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(weights_digest, module)?)?;
     module.add_function(wrap_pyfunction!(layout_toml, module)?)?;

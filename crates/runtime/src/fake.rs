@@ -41,6 +41,11 @@ pub struct Habits {
     pub hangs_loading: Vec<Units>,
     /// Refuses to load for these units.
     pub refuses_units: Vec<Units>,
+    /// Refuses a backing that the CPU holds locked; otherwise it makes an array of its own instead. Sources disagree on
+    /// which of the two Core ML does.
+    pub refuses_locked: bool,
+    /// Refuses a backing that was an input; otherwise it makes an array of its own instead.
+    pub refuses_inputs: bool,
     /// Refuses surfaces even within the limits that it reports.
     pub refuses_surfaces: bool,
     /// The version of the system that it says it is.
@@ -62,6 +67,8 @@ impl Default for Habits {
             hang: Duration::from_millis(200),
             hangs_loading: Vec::new(),
             refuses_units: Vec::new(),
+            refuses_locked: true,
+            refuses_inputs: true,
             refuses_surfaces: false,
             version: (15, 0),
             limits: SurfaceLimits::GUARANTEED,
@@ -277,7 +284,7 @@ impl Runtime for FakeRuntime {
         _model: &mut FakeModel,
         inputs: &[(String, FakeArray)],
         backings: &[(String, FakeArray)],
-        _state: Option<&mut FakeState>,
+        mut state: Option<&mut FakeState>,
     ) -> Result<Vec<(String, FakeArray)>, RuntimeError> {
         let prediction = self.tally.predictions.fetch_add(1, Ordering::SeqCst);
         self.enter(Call::Predict)?;
@@ -288,20 +295,31 @@ impl Runtime for FakeRuntime {
         if self.habits.hangs_at.contains(&prediction) {
             std::thread::sleep(self.habits.hang);
         }
-        let tokens = self.prompt(inputs)?;
+        let prefill = inputs.iter().any(|(name, _)| name == "input_ids");
+        let tokens = if prefill { self.prompt(inputs)? } else { Vec::new() };
+        for (_, input) in inputs {
+            input.0.was_input.store(true, Ordering::SeqCst);
+        }
         let mut outputs = Vec::new();
         for (name, backing) in backings {
-            if backing.0.locks.load(Ordering::SeqCst) > 0 {
+            let locked = backing.0.locks.load(Ordering::SeqCst) > 0;
+            let was_input = backing.0.was_input.load(Ordering::SeqCst);
+            if locked && self.habits.refuses_locked {
                 return Err(self.refuse("a locked buffer was proposed: make a new one"));
             }
-            if backing.0.was_input.load(Ordering::SeqCst) {
+            if was_input && self.habits.refuses_inputs {
                 return Err(self.refuse("a buffer that was an input was proposed: make a new one"));
             }
-            let array = if self.habits.ignores_backings {
+            let array = if self.habits.ignores_backings || locked || was_input {
                 self.allocate(backing.0.info.clone())
             } else {
                 backing.clone()
             };
+            if !prefill {
+                self.arithmetic(name, inputs, &array, state.as_deref_mut())?;
+                outputs.push((name.clone(), array));
+                continue;
+            }
             let mut bytes = array.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?;
             match name.as_str() {
                 "key_cache" => fill(&mut bytes, &array.0.info, Part::Key, &tokens),
@@ -333,7 +351,7 @@ impl Runtime for FakeRuntime {
 
     fn new_state(&mut self, _model: &mut FakeModel) -> Result<FakeState, RuntimeError> {
         self.enter(Call::NewState)?;
-        let info = ArrayInfo::with_rows(Element::Float16, &[4, 8], self.habits.row_align_bytes);
+        let info = ArrayInfo::with_rows(Element::Float16, &[4, 64], self.habits.row_align_bytes);
         Ok(FakeState { buffer: Buffer::zeroed(info.len_bytes), info })
     }
 
@@ -364,6 +382,40 @@ impl Runtime for FakeRuntime {
 }
 
 impl FakeRuntime {
+    /// A program without tokens: `out_n` is twice `in_n`; with a state, `in_n` is added to it and it is returned.
+    fn arithmetic(
+        &self,
+        name: &str,
+        inputs: &[(String, FakeArray)],
+        output: &FakeArray,
+        state: Option<&mut FakeState>,
+    ) -> Result<(), RuntimeError> {
+        let wanted = name.replacen("out", "in", 1);
+        let input = inputs
+            .iter()
+            .find(|(n, _)| *n == wanted)
+            .ok_or_else(|| RuntimeError::failed(Call::Predict, format!("no input `{wanted}`")))?;
+        let floats = |packed: &[u8]| -> Vec<half::f16> {
+            packed.as_chunks::<2>().0.iter().map(|b| half::f16::from_le_bytes(*b)).collect()
+        };
+        let bytes = |values: &[half::f16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let read = input.1.0.buffer.read().map_err(|e| self.refuse(&e.to_string()))?;
+        let mut values = floats(&input.1.0.info.gather(&read));
+        drop(read);
+        match state {
+            None => values.iter_mut().for_each(|v| *v = *v + *v),
+            Some(state) => {
+                for (v, old) in values.iter_mut().zip(floats(&state.info.gather(&state.buffer))) {
+                    *v += old;
+                }
+                state.info.scatter(&bytes(&values), &mut state.buffer);
+            }
+        }
+        let mut out = output.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?;
+        output.0.info.scatter(&bytes(&values), &mut out);
+        Ok(())
+    }
+
     /// The prompt, from the two inputs that every function has.
     fn prompt(&self, inputs: &[(String, FakeArray)]) -> Result<Vec<u32>, RuntimeError> {
         let values = |name: &str| -> Result<Vec<u32>, RuntimeError> {

@@ -212,7 +212,7 @@ impl<R: Runtime> Session<R> {
         Ok(())
     }
 
-    /// Runs `job` with the runtime, on the worker's thread.
+    /// Runs `job` with the runtime, on the worker's thread: for probes, which go around the custody of buffers.
     ///
     /// # Errors
     ///

@@ -11,6 +11,7 @@ pub(crate) mod measure;
 pub(crate) mod plan;
 pub(crate) mod routes;
 pub(crate) mod run;
+pub(crate) mod selftest;
 pub(crate) mod verify;
 
 use std::path::Path;

@@ -50,6 +50,25 @@ impl Machine {
     }
 }
 
+/// Bytes of this process that are in memory now, where the system says.
+pub fn resident_bytes() -> Option<u64> {
+    resident_kibibytes().map(|k| k * 1024)
+}
+
+#[cfg(target_os = "macos")]
+fn resident_kibibytes() -> Option<u64> {
+    let process = std::process::id().to_string();
+    let output = std::process::Command::new("/bin/ps").args(["-o", "rss=", "-p", &process]).output().ok()?;
+    String::from_utf8_lossy(&output.stdout).trim().parse().ok()
+}
+
+#[cfg(not(target_os = "macos"))]
+fn resident_kibibytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|l| l.starts_with("VmRSS"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// What the system says of itself.
 #[derive(Default)]
 struct Facts {

@@ -8,7 +8,7 @@ mod machine;
 mod prefill;
 
 pub use handoff::{HandoffBench, HandoffBenchReport, HandoffRow, MemcpyRow, bench_handoff};
-pub use machine::Machine;
+pub use machine::{Machine, resident_bytes};
 pub use prefill::{PrefillRow, bench_prefill};
 
 use kvbaton_layout::{CacheSpec, LayerSpec, Window};

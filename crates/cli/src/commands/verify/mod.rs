@@ -10,6 +10,7 @@ use std::time::Instant;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
     CacheView, CpuPrefill, DigestCache, Error, ErrorKind, Prefill, Prefilled, Stated, Waived, files_digest,
+    open_prefill,
 };
 use serde_json::{Map, Value, json};
 
@@ -32,7 +33,7 @@ pub(crate) fn run(
     let thresholds = thresholds(&verb.thresholds)?;
     check_flags(verb)?;
     let prompts = prompts::read(&verb.prompts)?;
-    let mut packages = Packages::open(verb, host)?;
+    let mut packages = Packages::open(verb, host, printer)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
     let jobs = jobs(verb, &prompts, &*decoder, &mut packages)?;
@@ -109,28 +110,35 @@ fn check_flags(verb: &Verify) -> Result<(), Error> {
 
 /// The package, and the one that it is compared with.
 struct Packages {
-    engine: CpuPrefill,
+    engine: Box<dyn Prefill>,
     reference: Option<CpuPrefill>,
 }
 
 impl Packages {
-    fn open(verb: &Verify, host: &dyn Host) -> Result<Packages, Error> {
+    fn open(verb: &Verify, host: &dyn Host, printer: &Printer) -> Result<Packages, Error> {
         let layout = verb.layout.as_deref().map(layout).transpose()?;
         let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
-        let open = |path: &Path| {
-            let stated = Stated { layout: layout.clone(), model: model.clone() };
-            let package = CpuPrefill::open_stated(path, verb.threads, stated)?;
-            let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-            check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
-            Ok::<_, Error>(package)
+        let stated = Stated { layout, model };
+        let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
+        let check = |package: &dyn Prefill| {
+            check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)
         };
+        // What it is compared with runs on the executor, whichever engine is being verified.
+        let open = |path: &Path| CpuPrefill::open_stated(path, verb.threads, stated.clone());
         let reference = verb.reference.as_deref().map(open).transpose()?;
-        Ok(Packages { engine: open(&verb.prefill)?, reference })
+        if let Some(reference) = &reference {
+            check(reference)?;
+        }
+        let options = verb.runtime.options(verb.threads, stated.clone(), printer);
+        let engine = open_prefill(&verb.prefill, options)?;
+        check(&*engine)?;
+        Ok(Packages { engine, reference })
     }
 
     /// Loads what a prompt needs, in all packages.
     fn prepare(&mut self, prompt_tokens: usize) -> Result<(), Error> {
-        let engines = std::iter::once(&mut self.engine).chain(&mut self.reference);
+        let reference = self.reference.as_mut().map(|r| r as &mut dyn Prefill);
+        let engines = std::iter::once(&mut *self.engine).chain(reference);
         for engine in engines.filter(|_| prompt_tokens > 1) {
             engine.prepare(prompt_tokens - 1).map_err(|e| whole_prompt(e, prompt_tokens))?;
         }
@@ -213,7 +221,7 @@ fn verify_prompt(
     let (mut cache, mut reference): (Option<CacheView>, Option<CacheView>) = (None, None);
     // Of a prompt of one token nothing is handed over: the decoder starts from empty caches.
     if !prompt.is_empty() {
-        let (prefilled, repeated) = repeat_prefill(&mut packages.engine, prompt, verb.repeat)?;
+        let (prefilled, repeated) = repeat_prefill(&mut *packages.engine, prompt, verb.repeat)?;
         if let Some(engine) = &mut packages.reference {
             reference = Some(engine.prefill(prompt)?.cache);
         }
@@ -243,10 +251,10 @@ fn facts(
     packages: &Packages,
 ) -> Result<Map<String, Value>, Error> {
     let shown = |path: &Path| path.display().to_string();
-    let digest = |engine: &CpuPrefill| engine.model().and_then(|m| m.weights_digest.clone());
+    let digest = |engine: &dyn Prefill| engine.model().and_then(|m| m.weights_digest.clone());
     let mut fingerprints = json!({
         "package": files_digest(&verb.prefill)?,
-        "package_weights": digest(&packages.engine),
+        "package_weights": digest(&*packages.engine),
         "decoder_weights": DigestCache::of_user().weights_digest(&verb.decode)?,
     });
     if let (Some(path), Some(engine)) = (&verb.reference, &packages.reference) {
