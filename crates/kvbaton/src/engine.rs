@@ -79,7 +79,15 @@ pub struct EngineOptions {
 pub fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
     let engine = options.engine.unwrap_or_else(Engine::of_this_system);
     match engine {
-        Engine::CoreMl => open_coreml(path, options),
+        Engine::CoreMl => {
+            if let Some(flag) = executor_flag(&options.cpu) {
+                let message = format!("{flag} is for the engine cpu, this one is coreml");
+                return Err(Error::new(ErrorKind::Usage, message)
+                    .hint(format!("leave {flag} out, or add --engine cpu"))
+                    .field("engine", "coreml"));
+            }
+            open_coreml(path, options)
+        }
         Engine::Cpu => {
             let only_coreml = |flag: &str| {
                 Error::new(ErrorKind::Usage, format!("{flag} is for the engine coreml, this one is cpu"))
@@ -101,6 +109,18 @@ pub fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefi
             Ok(Box::new(prefill.with_options(options.cpu)))
         }
     }
+}
+
+/// The flag of an option that only the executor has.
+fn executor_flag(options: &CpuOptions) -> Option<&'static str> {
+    let plain = CpuOptions::default();
+    if options.numerics != plain.numerics {
+        return Some("--numerics");
+    }
+    if options.weights != plain.weights {
+        return Some("--weights");
+    }
+    options.max_memory.map(|_| "--max-memory")
 }
 
 #[cfg(target_os = "macos")]
@@ -144,6 +164,9 @@ mod tests {
         let compiled = EngineOptions { engine, ..EngineOptions::default() };
         let refused = open_prefill(Path::new("p.mlmodelc"), compiled).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Unavailable);
+        let (engine, cpu) = (Some(Engine::CoreMl), CpuOptions::default().with_max_memory(Some(1)));
+        let refused = open(EngineOptions { engine, cpu, ..EngineOptions::default() });
+        assert!(refused.unwrap().contains("--max-memory is for the engine cpu"));
     }
 
     #[cfg(not(target_os = "macos"))]
