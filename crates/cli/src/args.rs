@@ -34,7 +34,7 @@ pub(crate) enum Verb {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Verify {
-    /// The Core ML package that prefills.
+    /// The Core ML package that prefills, or the chain.toml of a split one.
     #[arg(long, value_name = "PACKAGE")]
     pub(crate) prefill: PathBuf,
     /// The MLX model folder that decodes.
@@ -75,6 +75,8 @@ pub(crate) struct Verify {
     /// The folder of the model that the package was made from, where the package does not say.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) runtime: Runtime,
     /// Threads for prefill; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,

@@ -9,11 +9,12 @@ use std::time::Instant;
 
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
-    CacheView, CpuPrefill, DigestCache, Error, ErrorKind, Prefill, Prefilled, Stated, Waived, files_digest,
+    CacheView, ChainPrefill, DigestCache, Error, ErrorKind, Prefill, Prefilled, Stated, Waived, files_digest,
+    open_prefill,
 };
 use serde_json::{Map, Value, json};
 
-use super::run::{check_models, described, whole_prompt};
+use super::run::{chain_file, check_models, described, whole_prompt};
 use super::{layout, need_host};
 use crate::Host;
 use crate::args::{Different, Verify, VerifyThresholds};
@@ -31,7 +32,7 @@ pub(crate) fn run(
     let thresholds = thresholds(&verb.thresholds)?;
     check_flags(verb)?;
     let prompts = prompts::read(&verb.prompts)?;
-    let mut packages = Packages::open(verb, host)?;
+    let mut packages = Packages::open(verb, host, printer)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
     let jobs = jobs(verb, &prompts, &*decoder, &mut packages)?;
@@ -108,17 +109,20 @@ fn check_flags(verb: &Verify) -> Result<(), Error> {
 
 /// The package, and the one that it is compared with.
 struct Packages {
-    engine: CpuPrefill,
-    reference: Option<CpuPrefill>,
+    engine: Box<dyn Prefill>,
+    reference: Option<Box<dyn Prefill>>,
 }
 
 impl Packages {
-    fn open(verb: &Verify, host: &dyn Host) -> Result<Packages, Error> {
+    fn open(verb: &Verify, host: &dyn Host, printer: &Printer) -> Result<Packages, Error> {
         let layout = verb.layout.as_deref().map(layout).transpose()?;
         let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
         let open = |path: &Path| {
             let stated = Stated { layout: layout.clone(), model: model.clone() };
-            let package = CpuPrefill::open_stated(path, verb.threads, stated)?;
+            let package: Box<dyn Prefill> = match chain_file(path) {
+                Some(file) => Box::new(ChainPrefill::open(&file, verb.threads, stated)?),
+                None => open_prefill(path, verb.runtime.options(verb.threads, stated, printer))?,
+            };
             let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
             check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
             Ok::<_, Error>(package)
@@ -212,7 +216,7 @@ fn verify_prompt(
     let (mut cache, mut reference): (Option<CacheView>, Option<CacheView>) = (None, None);
     // Of a prompt of one token nothing is handed over: the decoder starts from empty caches.
     if !prompt.is_empty() {
-        let (prefilled, repeated) = repeat_prefill(&mut packages.engine, prompt, verb.repeat)?;
+        let (prefilled, repeated) = repeat_prefill(&mut *packages.engine, prompt, verb.repeat)?;
         if let Some(engine) = &mut packages.reference {
             reference = Some(engine.prefill(prompt)?.cache);
         }
@@ -242,15 +246,15 @@ fn facts(
     packages: &Packages,
 ) -> Result<Map<String, Value>, Error> {
     let shown = |path: &Path| path.display().to_string();
-    let digest = |engine: &CpuPrefill| engine.model().and_then(|m| m.weights_digest.clone());
+    let digest = |engine: &dyn Prefill| engine.model().and_then(|m| m.weights_digest.clone());
     let mut fingerprints = json!({
-        "package": files_digest(&verb.prefill)?,
-        "package_weights": digest(&packages.engine),
+        "package": package_digest(&verb.prefill)?,
+        "package_weights": digest(&*packages.engine),
         "decoder_weights": DigestCache::of_user().weights_digest(&verb.decode)?,
     });
     if let (Some(path), Some(engine)) = (&verb.reference, &packages.reference) {
-        fingerprints["reference_package"] = json!(files_digest(path)?);
-        fingerprints["reference_weights"] = json!(digest(engine));
+        fingerprints["reference_package"] = json!(package_digest(path)?);
+        fingerprints["reference_weights"] = json!(digest(&**engine));
     }
     let mut versions = host.versions()?;
     versions.insert("kvbaton".to_owned(), json!(env!("CARGO_PKG_VERSION")));
@@ -274,6 +278,13 @@ fn facts(
     });
     let Value::Object(facts) = document else { return Ok(Map::new()) };
     Ok(facts)
+}
+
+/// Which files exactly: those of a package, or of the folder that a chain is in.
+fn package_digest(path: &Path) -> Result<String, Error> {
+    let folder =
+        if path.is_file() { path.parent().filter(|p| !p.as_os_str().is_empty()) } else { Some(path) };
+    files_digest(folder.unwrap_or(Path::new(".")))
 }
 
 /// The command line as a shell would take it again.
