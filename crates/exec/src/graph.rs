@@ -3,8 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use kvbaton_kernels::rows::Isa;
 use kvbaton_mil::program::{DataType, ValueId};
 
+use crate::compressed::{Compressed, WeightCache};
 use crate::ops::{Op, Operand};
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
@@ -43,6 +45,8 @@ pub(crate) struct Node {
     pub(crate) outputs: Vec<ValueId>,
     /// Values that no later node needs.
     pub(crate) last_uses: Vec<ValueId>,
+    /// Whether its results are copied: views of a value that a later node updates in place.
+    pub(crate) detached: bool,
 }
 
 /// What is known of a value at load.
@@ -68,12 +72,17 @@ pub(crate) struct Graph {
 
 impl Node {
     pub(crate) fn new(kind: &str, work: Work, operands: Vec<Operand>, outputs: Vec<ValueId>) -> Node {
-        Node { kind: kind.to_owned(), work, operands, outputs, last_uses: Vec::new() }
+        Node { kind: kind.to_owned(), work, operands, outputs, last_uses: Vec::new(), detached: false }
     }
 
     /// The values it reads.
     pub(crate) fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.operands.iter().filter_map(Operand::value)
+    }
+
+    /// Whether operand `index` may be a weight that is still compressed.
+    pub(crate) fn takes_compressed(&self, index: usize) -> bool {
+        matches!(&self.work, Work::Op(op) if op.takes_compressed(index))
     }
 
     /// Computes its outputs; not for nodes with blocks.
@@ -140,6 +149,38 @@ impl Graph {
             .collect()
     }
 
+    /// Decompresses every weight, to be kept, with the threads of the current rayon pool.
+    pub(crate) fn keep_weights(&mut self, isa: Isa, cache: &WeightCache) {
+        let mut kept: HashMap<*const Compressed, Data> = HashMap::new();
+        for weight in crate::footprint::compressed_weights(self) {
+            kept.insert(Arc::as_ptr(weight), weight.kept(isa, cache));
+        }
+        self.replace(&kept);
+    }
+
+    /// Puts what is kept in the place of compressed weights.
+    fn replace(&mut self, kept: &HashMap<*const Compressed, Data>) {
+        let operands = self.nodes.iter_mut().flat_map(|n| &mut n.operands).chain(&mut self.outputs);
+        for operand in operands {
+            if let Operand::Fixed(tensor) = operand
+                && let Data::Compressed(weight) = &tensor.data
+                && let Some(data) = kept.get(&Arc::as_ptr(weight))
+            {
+                tensor.data = data.clone();
+            }
+        }
+        for node in &mut self.nodes {
+            match &mut node.work {
+                Work::Cond(blocks) => blocks.iter_mut().for_each(|b| b.replace(kept)),
+                Work::Loop { test, body, .. } => {
+                    test.replace(kept);
+                    body.replace(kept);
+                }
+                Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {}
+            }
+        }
+    }
+
     /// Notes after which node each value can be freed. What a block uses from outside is not its to free.
     pub(crate) fn plan_frees(&mut self) {
         let own: HashSet<ValueId> = self.own().collect();
@@ -164,8 +205,37 @@ impl Graph {
                 Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {}
             }
         }
-        for (id, i) in last {
-            self.nodes[i].last_uses.push(id);
+        for (id, i) in &last {
+            self.nodes[*i].last_uses.push(*id);
+        }
+        self.plan_copies(&last);
+    }
+
+    /// Lets updates of values that nobody else needs happen in place: views of such a value that outlive the update
+    /// are copied when they are taken, which costs less than the whole. `last`: where values are used last, those
+    /// that are kept left out.
+    fn plan_copies(&mut self, last: &HashMap<ValueId, usize>) {
+        let updates: Vec<(usize, ValueId)> = (0..self.nodes.len())
+            .filter_map(|i| match &self.nodes[i].work {
+                Work::Op(op) if op.updates() => Some((i, self.nodes[i].operands.first()?.value()?)),
+                _ => None,
+            })
+            .filter(|(i, id)| last.get(id) == Some(i))
+            .collect();
+        for (at, updated) in updates {
+            let mut views = HashSet::from([updated]);
+            for node in &mut self.nodes[..at] {
+                let Work::Op(op) = &node.work else { continue };
+                let reads = node.operands.iter().filter_map(Operand::value).any(|id| views.contains(&id));
+                if !reads || !op.views() {
+                    continue;
+                }
+                if node.outputs.iter().any(|id| last.get(id).is_none_or(|end| *end > at)) {
+                    node.detached = true;
+                } else if !node.detached {
+                    views.extend(&node.outputs);
+                }
+            }
         }
     }
 }

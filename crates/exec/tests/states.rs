@@ -122,6 +122,23 @@ fn a_state_can_be_filled() {
     }
 }
 
+/// States are found by name: one function's go on in another one, as prefill and decode of one package do.
+#[test]
+fn a_state_goes_on_in_another_function() {
+    let (first, second) = (load(true, 1), load(false, 2));
+    let mut state = first.new_state().unwrap();
+    let runs = runs();
+    advance(&first, &mut state, &runs[0]);
+    for (name, array) in advance(&second, &mut state, &runs[1]) {
+        assert_close(&name, &array.to_f32().unwrap(), &runs[1]["outputs"][&name]);
+    }
+    let stranger = Package::open(&testdata("attention.mlpackage")).unwrap();
+    let stranger = Executable::load(Arc::new(stranger), "main", &Options::with_threads(1)).unwrap();
+    let mut other = stranger.new_state().unwrap();
+    let error = first.run_with(&inputs(&runs[0]), &mut other).unwrap_err().to_string();
+    assert_eq!(error, "state `keys` is unknown; there are []");
+}
+
 #[test]
 fn a_run_that_fails_loses_the_states_it_took() {
     let program = load(true, 1);

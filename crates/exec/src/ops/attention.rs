@@ -21,11 +21,18 @@ pub(crate) struct Plan {
     query: Operand,
     key: Operand,
     value: Operand,
-    mask: Option<(Operand, DataType)>,
+    mask: Option<Mask>,
     dtype: DataType,
     /// Shape of the query and rows of the key, where they are known at load.
     scores: Option<Vec<usize>>,
     width: Option<usize>,
+}
+
+/// A mask, and what is known of it at load.
+struct Mask {
+    operand: Operand,
+    dtype: DataType,
+    shape: Option<Vec<usize>>,
 }
 
 /// Checks the operation.
@@ -65,7 +72,8 @@ pub(crate) fn plan(form: &mut Form<'_>) -> Result<Plan, Reason> {
     let mut operands = std::mem::take(&mut form.operands).into_iter();
     let mut next = || operands.next().ok_or_else(|| "an operand is missing".to_owned());
     let (query, key, value) = (next()?, next()?, next()?);
-    let mask = mask.map(|dtype| Ok::<_, Reason>((next()?, dtype))).transpose()?;
+    let shape = form.argument_shape("attn_mask");
+    let mask = mask.map(|dtype| Ok::<_, Reason>(Mask { operand: next()?, dtype, shape })).transpose()?;
     Ok(Plan { query, key, value, mask, dtype, scores, width })
 }
 
@@ -91,14 +99,14 @@ impl Plan {
             None => add(Box::new(Scale), vec![self.query], Some(Vec::new())),
         };
         x = add(Box::new(binary(Binary::Mul, F32)), vec![x, scale], scores.clone());
-        if let Some((mask, dtype)) = self.mask {
-            let mask = match mask {
-                Operand::Fixed(t) if dtype == DataType::Bool => match t.bool_values() {
+        if let Some(Mask { operand, dtype, shape }) = self.mask {
+            let mask = match operand {
+                mask if dtype != DataType::Bool => mask,
+                Operand::Fixed(t) => match t.bool_values() {
                     Ok(values) => Operand::Fixed(hidden(t.shape.clone(), &values)),
                     Err(_) => Operand::Fixed(t),
                 },
-                mask if dtype == DataType::Bool => add(Box::new(Hidden), vec![mask], None),
-                mask => mask,
+                mask @ Operand::Value(_) => add(Box::new(Hidden), vec![mask], shape),
             };
             x = add(Box::new(binary(Binary::Add, F32)), vec![x, mask], scores.clone());
         }

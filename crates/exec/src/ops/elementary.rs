@@ -43,7 +43,7 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     let dtype = form.dtype()?;
     let f = match form.op.kind.as_str() {
         "identity" => Function::Identity,
-        _ if form.argument_dtype("x")? != dtype => {
+        _ if !super::alike(form.argument_dtype("x")?, dtype) => {
             return Err(format!("from {} to {dtype}", form.argument_dtype("x")?));
         }
         _ if is_float(dtype) => Function::Floats(of_floats(form, dtype)?),
@@ -162,6 +162,10 @@ fn pointwise(dtype: DataType, f: impl Fn(f32) -> f32 + Send + Sync + 'static) ->
 impl Op for Elementary {
     fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
         Ok(Some(vec![shapes[0].to_vec()]))
+    }
+
+    fn views(&self) -> bool {
+        matches!(self.f, Function::Identity)
     }
 
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {

@@ -146,6 +146,10 @@ impl Op for Reshape {
         Ok(self.shape(shapes[0], &shapes[1..])?.map(|s| vec![s]))
     }
 
+    fn views(&self) -> bool {
+        true
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let x = &operands[0];
         let others: Vec<&[usize]> = operands[1..].iter().map(|t| t.shape.as_slice()).collect();
@@ -158,6 +162,8 @@ impl Op for Reshape {
 
     fn keeps_rows(&self, shapes: &[&[usize]]) -> bool {
         match self.shape(shapes[0], &shapes[1..]) {
+            // It reads more than the rows it shows.
+            _ if shapes.len() > 1 => false,
             Ok(Some(shape)) => !shape.is_empty() && shape.last() == shapes[0].last(),
             _ => false,
         }

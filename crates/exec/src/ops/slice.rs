@@ -126,6 +126,10 @@ impl Op for Slice {
         Ok(self.bounds.known(shapes[0])?.map(|ranges| vec![shape_of(&ranges)]))
     }
 
+    fn views(&self) -> bool {
+        true
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let mut view = operands[0].clone();
         let ranges = self.bounds.resolve(&view.shape, &operands[1..])?;
@@ -184,6 +188,10 @@ impl Op for SliceBySize {
     fn infer(&self, shapes: &[&[usize]]) -> Result<Option<Vec<Vec<usize>>>, Reason> {
         let (Some(begin), Some(size)) = (&self.begin, &self.size) else { return Ok(None) };
         Ok(Some(vec![sized(shapes[0], begin, size)?.into_iter().map(|(_, len)| len).collect()]))
+    }
+
+    fn views(&self) -> bool {
+        true
     }
 
     fn eval(&self, _: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {

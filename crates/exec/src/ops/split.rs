@@ -55,6 +55,10 @@ impl Op for Split {
         Ok(Some(sizes.into_iter().map(part).collect()))
     }
 
+    fn views(&self) -> bool {
+        true
+    }
+
     fn eval(&self, _: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let (axis, sizes) = self.sizes(&operands[0].shape)?;
         let mut at = 0;

@@ -27,6 +27,10 @@ impl Op for Tile {
         Ok(Some(vec![shapes[0].iter().zip(reps).map(|(d, r)| d * r).collect()]))
     }
 
+    fn views(&self) -> bool {
+        true
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let x = &operands[0];
         let reps = match (&self.reps, operands.get(1)) {

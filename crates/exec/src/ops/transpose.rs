@@ -31,6 +31,10 @@ impl Op for Transpose {
         Ok(Some(vec![order.into_iter().map(|d| shapes[0][d]).collect()]))
     }
 
+    fn views(&self) -> bool {
+        true
+    }
+
     fn eval(&self, _: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         Ok(vec![operands[0].permuted(&self.order(operands[0].rank())?)])
     }

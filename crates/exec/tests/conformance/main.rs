@@ -7,6 +7,7 @@
     reason = "numbers of test cases are small"
 )]
 
+mod states;
 mod text;
 mod wire;
 
@@ -80,9 +81,13 @@ fn difference(have: &Array, want: &Values) -> Option<String> {
     None
 }
 
-fn run(case: &Case, options: &Options) -> Result<Vec<(String, Array)>, String> {
+fn load(case: &Case, options: &Options) -> Result<Executable, String> {
     let package = Package::from_memory(&wire::model(case), BTreeMap::new()).map_err(|e| e.to_string())?;
-    let program = Executable::load(Arc::new(package), "main", options).map_err(|e| e.to_string())?;
+    Executable::load(Arc::new(package), "main", options).map_err(|e| e.to_string())
+}
+
+fn run(case: &Case, options: &Options) -> Result<Vec<(String, Array)>, String> {
+    let program = load(case, options)?;
     let given = |name: &str| case.given.iter().find(|v| v.name == name).expect("every input is given");
     let inputs: Vec<(&str, Array)> =
         case.body.inputs.iter().map(|(name, ty)| (name.as_str(), array(ty, &given(name).values))).collect();
@@ -127,6 +132,30 @@ fn operations_equal_their_definitions() {
 #[test]
 fn fused_operations_equal_their_definitions() {
     check_all(&Options::with_threads(2));
+}
+
+#[test]
+fn fused_operations_give_the_bits_of_single_ones() {
+    for (op, list) in files() {
+        for case in list.iter().filter(|case| case.fails.is_none()) {
+            let fused = run(case, &Options::with_threads(2)).unwrap();
+            let plain = run(case, &Options::with_threads(1).fused(false)).unwrap();
+            for ((name, a), (_, b)) in fused.iter().zip(&plain) {
+                let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
+                let same = a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan());
+                assert!(same, "{op} {}: {name}", case.name);
+            }
+        }
+    }
+}
+
+/// The operation is taken apart at load, and becomes one node again.
+#[test]
+fn attention_of_one_operation_is_fused() {
+    for case in &files()["scaled_dot_product_attention"] {
+        let census = load(case, &Options::with_threads(1)).unwrap().census();
+        assert!(census.iter().any(|(name, _)| name == "(attention)"), "{}: {census:?}", case.name);
+    }
 }
 
 #[test]

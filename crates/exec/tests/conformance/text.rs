@@ -3,6 +3,8 @@
 /// A type: MIL's name of the elements, and the dimensions; `None` is known only at run time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Type {
+    /// A state of such tensors: `state fp16[2, 3]`.
+    pub(crate) state: bool,
     pub(crate) dtype: String,
     pub(crate) dims: Vec<Option<usize>>,
 }
@@ -173,6 +175,7 @@ impl Reader {
     }
 
     fn ty(&mut self) -> Type {
+        let state = self.takes("state");
         let dtype = self.next();
         let mut dims = Vec::new();
         if self.takes("[") {
@@ -182,7 +185,7 @@ impl Reader {
                 self.takes(",");
             }
         }
-        Type { dtype, dims }
+        Type { state, dtype, dims }
     }
 
     /// `name: type`, separated by commas, up to `end`.
@@ -218,7 +221,9 @@ impl Reader {
     }
 
     fn op(&mut self) -> Op {
-        let outputs = self.definitions("=");
+        // An operation without results, such as `write_state`, has no `=`.
+        let named = self.tokens.get(self.at + 1).is_some_and(|t| t == ":");
+        let outputs = if named { self.definitions("=") } else { Vec::new() };
         let kind = self.next();
         self.expect("(");
         let mut inputs = Vec::new();

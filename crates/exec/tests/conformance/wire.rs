@@ -80,7 +80,9 @@ fn value_type(ty: &Type) -> Message {
             },
         )
     });
-    new().message(1, tensor)
+    let tensor = new().message(1, tensor);
+    // A state wraps a type.
+    if ty.state { new().message(5, new().message(1, tensor)) } else { tensor }
 }
 
 fn named(name: &str, ty: &Type) -> Message {
@@ -179,10 +181,17 @@ pub(crate) fn model(case: &Case) -> Vec<u8> {
         .text(2, &case.opset)
         .entry(3, &case.opset, block(&[], ops, results));
     let program = new().int(1, 1).entry(2, "main", function);
-    let feature = |name: &str| new().text(1, name).message(3, new().message(5, new()));
-    let mut description = new().each(inputs, |message, (name, _)| message.message(1, feature(name)));
+    let array = |name: &str| new().text(1, name).message(3, new().message(5, new()));
+    let state = |name: &str| {
+        let wrapped = new().message(8, new().message(1, new()));
+        new().text(1, name).message(3, wrapped)
+    };
+    let mut description = new().each(inputs, |message, (name, ty)| match ty.state {
+        true => message.message(13, state(name)),
+        false => message.message(1, array(name)),
+    });
     for (i, result) in results.iter().enumerate() {
-        description = description.message(10, feature(&result_name(i, result)));
+        description = description.message(10, array(&result_name(i, result)));
     }
     let opset: i64 = case.opset.trim_start_matches("CoreML").parse().expect("an opset has a number");
     new().int(1, opset + 1).message(2, description).message(502, program).0

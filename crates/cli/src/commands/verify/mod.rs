@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
+use clap::ValueEnum;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
     CacheView, ChainPrefill, DigestCache, Error, ErrorKind, Prefill, Prefilled, Stated, Waived, files_digest,
@@ -14,8 +15,8 @@ use kvbaton::{
 };
 use serde_json::{Map, Value, json};
 
-use super::run::{chain_file, check_models, described, whole_prompt};
-use super::{layout, need_host};
+use super::run::{chain_file, check_models, whole_prompt};
+use super::{described, layout, need_host};
 use crate::Host;
 use crate::args::{Different, Verify, VerifyThresholds};
 use crate::host::{Decoder, DecoderRequest, VerifyRequest};
@@ -120,7 +121,9 @@ impl Packages {
         let open = |path: &Path| {
             let stated = Stated { layout: layout.clone(), model: model.clone() };
             let package: Box<dyn Prefill> = match chain_file(path) {
-                Some(file) => Box::new(ChainPrefill::open(&file, verb.threads, stated)?),
+                Some(file) => {
+                    Box::new(ChainPrefill::open(&file, verb.runtime.executor.options(verb.threads), stated)?)
+                }
                 None => open_prefill(path, verb.runtime.options(verb.threads, stated, printer))?,
             };
             let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
@@ -258,6 +261,7 @@ fn facts(
     }
     let mut versions = host.versions()?;
     versions.insert("kvbaton".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+    let numerics = verb.runtime.executor.numerics.to_possible_value().map(|v| v.get_name().to_owned());
     let waived: Vec<&str> = verb.allow_different.iter().map(|_| "weights").collect();
     let document = json!({
         "command": command(arguments),
@@ -270,6 +274,7 @@ fn facts(
             "prompts": shown(&verb.prompts),
             "max_tokens": verb.max_tokens,
             "dtype": verb.dtype.map_or("the model's own", |d| d.dtype().name()),
+            "numerics": numerics,
             "repeat": verb.repeat,
             "allowed_different": waived,
         },

@@ -1,4 +1,4 @@
-"""Runs the cases of `conformance.py` through coremltools and writes them to `ops/*.mil`.
+"""Runs cases through coremltools and writes them to `../ops/*.mil`.
 
 A case is a builder and arrays. The builder is run twice by coremltools: on constants, where `value_inference` (Apple's
 numpy definition of the operation) gives the expected values, and on inputs, which gives the program. Where coremltools
@@ -22,7 +22,7 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from mil_text import numbers, program_text
 
-HERE = Path(__file__).parent / "ops"
+HERE = Path(__file__).parent.parent / "ops"
 TARGETS = {16: ct.target.iOS16, 17: ct.target.iOS17, 18: ct.target.iOS18}
 VERSIONS = {16: 7, 17: 8, 18: 9}
 TYPES = {
@@ -127,7 +127,7 @@ def write():
     for old in HERE.glob("*.mil"):
         old.unlink()
     for op, cases in sorted(FILES.items()):
-        head = f"# {op}: written by ../conformance.py, in the form that ../mil_text.py explains.\n\n"
+        head = f"# {op}: written by ../conformance/write.py, in the form that ../conformance/mil_text.py explains.\n\n"
         (HERE / f"{op}.mil").write_text(head + "\n".join(cases))
     registry = {
         op: sorted(v for v in VERSIONS if v in opsets(op)) for op in SSAOpRegistry.core_ops if op[0] != "_"
@@ -135,3 +135,53 @@ def write():
     registry |= {"read_state": [18], "write_state": [18]}
     lines = ",\n".join(f"  {json.dumps(op)}: {json.dumps(v)}" for op, v in sorted(registry.items()))
     (HERE / "registry.json").write_text("{\n" + lines + "\n}\n")
+
+
+FLOATS = (("f16", F16, HALF), ("f32", F32, CLOSE))
+
+
+def ints(*values):
+    return np.array(values, I32)
+
+
+def f16(*values):
+    return np.array(values, F16)
+
+
+def f32(*values):
+    return np.array(values, F32)
+
+
+def op(name, **fixed):
+    """A builder of the one operation `name` on as many operands as it has."""
+
+    def build(*operands):
+        return getattr(mb, name)(**dict(zip(OPERANDS.get(name, "xy"), operands)), **fixed)
+
+    return build
+
+
+OPERANDS = {
+    "select": ("cond", "a", "b"),
+    "scatter": ("data", "indices", "updates"),
+    "scatter_along_axis": ("data", "indices", "updates"),
+    "scatter_nd": ("data", "indices", "updates"),
+    "gather": ("x", "indices"),
+    "gather_along_axis": ("x", "indices"),
+    "gather_nd": ("x", "indices"),
+    "one_hot": ("indices", "one_hot_vector_size"),
+    "fill": ("shape",),
+    "fill_like": ("ref_tensor",),
+    "conv": ("x", "weight"),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask"),
+    "slice_update": ("x", "update", "begin", "end"),
+    "slice_by_index": ("x", "begin", "end"),
+    "slice_by_size": ("x", "begin", "size"),
+    "range_1d": ("start", "end", "step"),
+    "pad": ("x", "pad"),
+    "tile": ("x", "reps"),
+    "reshape": ("x", "shape"),
+}
+
+# Special values that every function must treat as numpy does.
+EDGES = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan]

@@ -1,4 +1,4 @@
-"""The cases of products, attention and control flow: part of `conformance.py`."""
+"""Products, attention and control flow."""
 
 import itertools
 

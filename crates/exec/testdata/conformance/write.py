@@ -1,0 +1,28 @@
+"""Writes `../ops/*.mil`: for each operation of MIL that the executor runs, programs, inputs and expected values.
+
+Run by hand:  python write.py   (coremltools 9.0, numpy)
+"""
+
+import elementwise
+import harness
+import indexed
+import moves
+import norms
+import products
+
+if __name__ == "__main__":
+    for group in (
+        elementwise.elementwise,
+        elementwise.functions,
+        elementwise.casts,
+        elementwise.reductions,
+        moves.moves,
+        moves.padding,
+        moves.orders,
+        indexed.indexed,
+        indexed.updates,
+        norms.norms,
+        products.products,
+    ):
+        group()
+    harness.write()
