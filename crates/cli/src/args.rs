@@ -36,7 +36,7 @@ pub(crate) enum Verb {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Verify {
-    /// The Core ML package that prefills.
+    /// The Core ML package that prefills, or the chain.toml of a split one.
     #[arg(long, value_name = "PACKAGE")]
     pub(crate) prefill: PathBuf,
     /// The MLX model folder that decodes.

@@ -236,7 +236,7 @@ fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) -> Result<Pro
 }
 
 /// The chain file that a path names, itself or by its folder.
-fn chain_file(path: &Path) -> Option<PathBuf> {
+pub(super) fn chain_file(path: &Path) -> Option<PathBuf> {
     let inside = path.join("chain.toml");
     if path.is_file() && path.extension().is_some_and(|e| e == "toml") {
         return Some(path.to_owned());

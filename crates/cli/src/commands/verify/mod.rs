@@ -7,16 +7,16 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
+use clap::ValueEnum;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
-    CacheView, CpuPrefill, DigestCache, Error, ErrorKind, Prefill, Prefilled, Stated, Waived, files_digest,
-    open_prefill,
+    CacheView, ChainPrefill, DigestCache, Engine, EngineOptions, Error, ErrorKind, Prefill, Prefilled,
+    Stated, Waived, files_digest, open_prefill,
 };
 use serde_json::{Map, Value, json};
 
-use super::described;
-use super::run::{check_models, whole_prompt};
-use super::{layout, need_host};
+use super::run::{chain_file, check_models, whole_prompt};
+use super::{described, layout, need_host};
 use crate::Host;
 use crate::args::{Different, Verify, VerifyThresholds};
 use crate::host::{Decoder, DecoderRequest, VerifyRequest};
@@ -111,28 +111,30 @@ fn check_flags(verb: &Verify) -> Result<(), Error> {
 /// The package, and the one that it is compared with.
 struct Packages {
     engine: Box<dyn Prefill>,
-    reference: Option<CpuPrefill>,
+    reference: Option<Box<dyn Prefill>>,
 }
 
 impl Packages {
     fn open(verb: &Verify, host: &dyn Host, printer: &Printer) -> Result<Packages, Error> {
         let layout = verb.layout.as_deref().map(layout).transpose()?;
         let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
-        let stated = Stated { layout, model };
-        let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-        let check = |package: &dyn Prefill| {
-            check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)
+        let open = |path: &Path, options: EngineOptions| {
+            let package: Box<dyn Prefill> = match chain_file(path) {
+                Some(file) => Box::new(ChainPrefill::open(&file, options.cpu, options.stated)?),
+                None => open_prefill(path, options)?,
+            };
+            let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
+            check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
+            Ok::<_, Error>(package)
         };
+        let stated = || Stated { layout: layout.clone(), model: model.clone() };
         // What it is compared with runs on the executor, whichever engine is being verified.
-        let open = |path: &Path| CpuPrefill::open_stated(path, verb.threads, stated.clone());
-        let reference = verb.reference.as_deref().map(open).transpose()?;
-        if let Some(reference) = &reference {
-            check(reference)?;
-        }
-        let options = verb.runtime.options(verb.threads, stated.clone(), printer);
-        let engine = open_prefill(&verb.prefill, options)?;
-        check(&*engine)?;
-        Ok(Packages { engine, reference })
+        let cpu = verb.runtime.executor.options(verb.threads);
+        let on_executor =
+            EngineOptions { engine: Some(Engine::Cpu), cpu, stated: stated(), ..EngineOptions::default() };
+        let reference = verb.reference.as_deref().map(|path| open(path, on_executor)).transpose()?;
+        let options = verb.runtime.options(verb.threads, stated(), printer);
+        Ok(Packages { engine: open(&verb.prefill, options)?, reference })
     }
 
     /// Loads what a prompt needs, in all packages.
@@ -253,16 +255,17 @@ fn facts(
     let shown = |path: &Path| path.display().to_string();
     let digest = |engine: &dyn Prefill| engine.model().and_then(|m| m.weights_digest.clone());
     let mut fingerprints = json!({
-        "package": files_digest(&verb.prefill)?,
+        "package": package_digest(&verb.prefill)?,
         "package_weights": digest(&*packages.engine),
         "decoder_weights": DigestCache::of_user().weights_digest(&verb.decode)?,
     });
     if let (Some(path), Some(engine)) = (&verb.reference, &packages.reference) {
-        fingerprints["reference_package"] = json!(files_digest(path)?);
-        fingerprints["reference_weights"] = json!(digest(engine));
+        fingerprints["reference_package"] = json!(package_digest(path)?);
+        fingerprints["reference_weights"] = json!(digest(&**engine));
     }
     let mut versions = host.versions()?;
     versions.insert("kvbaton".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+    let numerics = verb.runtime.executor.numerics.to_possible_value().map(|v| v.get_name().to_owned());
     let waived: Vec<&str> = verb.allow_different.iter().map(|_| "weights").collect();
     let document = json!({
         "command": command(arguments),
@@ -275,6 +278,7 @@ fn facts(
             "prompts": shown(&verb.prompts),
             "max_tokens": verb.max_tokens,
             "dtype": verb.dtype.map_or("the model's own", |d| d.dtype().name()),
+            "numerics": numerics,
             "repeat": verb.repeat,
             "allowed_different": waived,
         },
@@ -283,6 +287,13 @@ fn facts(
     });
     let Value::Object(facts) = document else { return Ok(Map::new()) };
     Ok(facts)
+}
+
+/// Which files exactly: those of a package, or of the folder that a chain is in.
+fn package_digest(path: &Path) -> Result<String, Error> {
+    let folder =
+        if path.is_file() { path.parent().filter(|p| !p.as_os_str().is_empty()) } else { Some(path) };
+    files_digest(folder.unwrap_or(Path::new(".")))
 }
 
 /// The command line as a shell would take it again.
