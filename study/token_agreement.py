@@ -15,6 +15,7 @@ scripts/with-openblas.sh: MLX's own float32 products are ten times slower on Lin
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import platform
 import sys
@@ -143,9 +144,7 @@ def run(cell: Cell, places: Places, until: float) -> None:
         raise kvbaton.errors.UsageError(f"`{package}` is missing: see docs/study-token-agreement.md")
     model, tokenizer = load(cell, places)
     prompts = passages(tokenizer, cell.context - CONTINUATION, cell.prompts)
-    producer = kvbaton.Prefill(
-        package, **({} if cell.numerics == "f16-storage" else {"numerics": cell.numerics})
-    )
+    producer = open_package(package, cell.numerics)
     rows: list[dict[str, Any]] = []
     start = time.monotonic()
     for first in range(0, len(prompts), BATCH):
@@ -174,6 +173,16 @@ def run(cell: Cell, places: Places, until: float) -> None:
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     write_text(RESULTS / f"{cell.name}.json", json.dumps(document, indent=1) + "\n")
+
+
+def open_package(package: Path, numerics: str) -> Any:
+    """A producer that rounds as the cell says."""
+    if "numerics" in inspect.signature(kvbaton.Prefill.__init__).parameters:
+        more: dict[str, Any] = {"numerics": numerics}
+        return kvbaton.Prefill(package, **more)
+    if numerics != "f16-storage":
+        raise kvbaton.errors.UnavailableError(f"this kvbaton cannot round as `{numerics}`")
+    return kvbaton.Prefill(package)
 
 
 def compare_batch(

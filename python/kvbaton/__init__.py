@@ -21,10 +21,11 @@ from .decode import Decode
 from .errors import KvbatonError
 from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
 from .prefill import Prefill, PrefillResult
-from .report import HandoffReport, PrefillReport
+from .report import Activations, HandoffReport, PrefillReport
 from .verification import Thresholds, VerifyReport, verify
 
 __all__ = [
+    "Activations",
     "CacheView",
     "CoreMLInputs",
     "Decode",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._page import Bar, Markup, Series, chart, figure, page, section, stacked
-from ._page.markup import facts, table, tag
+from ._page.markup import facts, join, table, tag
 
 Json = dict[str, Any]
 
@@ -147,7 +147,7 @@ def _table(rows: list[Json]) -> Markup:
         for row in rows
         for text in row.get("warnings", ())
     ]
-    return Markup(table(head, cells, numbers=(0, 8, 9)) + "".join(warnings))
+    return join([table(head, cells, numbers=(0, 8, 9)), *warnings])
 
 
 def _run(document: Json) -> Markup:

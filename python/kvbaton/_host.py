@@ -17,7 +17,13 @@ from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_t
 from .prefill import Prefill
 from .report import HandoffReport, PrefillReport
 
-_KINDS = {"buckets": "usage", "output": "usage", "dependency": "unavailable", "overflow": "overflow"}
+_KINDS = {
+    "quantize": "usage",
+    "buckets": "usage",
+    "output": "usage",
+    "dependency": "unavailable",
+    "overflow": "overflow",
+}
 _PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
@@ -95,10 +101,6 @@ class Host:
         return json.dumps(found)
 
 
-PREFILL_STEP = 2048
-"""Tokens that MLX prefills at once, as mlx-lm does."""
-
-
 def _load(folder: Path, dtype: str | None) -> tuple[Any, Any]:
     """A model in ``dtype``, or as it is, and its tokenizer, if it has one."""
     try:
@@ -141,6 +143,19 @@ def _encode(tokenizer: Any, prompt: str, ignore_chat_template: bool) -> list[int
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
 
+def _prefilled(model: Any, tokens: Sequence[int]) -> list[Any]:
+    """mlx-lm's caches of ``tokens``, prefilled in the steps that it takes."""
+    import mlx.core as mx
+
+    caches = make_caches(model)
+    for first in range(0, len(tokens), _PREFILL_STEP):
+        model(mx.array([list(tokens[first : first + _PREFILL_STEP])]), cache=caches)
+        # The logits are never evaluated, as in mlx-lm.
+        mx.eval([c.state for c in caches])
+        mx.clear_cache()
+    return caches
+
+
 class MlxPrefiller:
     """A model that mlx-lm has loaded, to prefill with."""
 
@@ -154,15 +169,9 @@ class MlxPrefiller:
 
     def prefill(self, tokens: Sequence[int]) -> _native.NativeView:
         """Runs all of ``tokens`` and gives their cache."""
-        import mlx.core as mx
-
         from .mlx import from_mlx
 
-        caches = make_caches(self._model)
-        for start in range(0, len(tokens), PREFILL_STEP):
-            self._model(mx.array([list(tokens[start : start + PREFILL_STEP])]), cache=caches)
-            mx.eval([c.state for c in caches])
-        return from_mlx(caches, self._model, tokens=tokens)._native
+        return from_mlx(_prefilled(self._model, tokens), self._model, tokens=tokens)._native
 
 
 class Tokenizer:
@@ -243,26 +252,21 @@ class MlxDecoder:
 
     def prefill(self, tokens: Sequence[int]) -> str:
         """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
-        mx = self._mx
-        self._caches = make_caches(self._model)
         count = len(tokens) - 1
         start = time.perf_counter()
-        for first in range(0, count, _PREFILL_STEP):
-            piece = mx.array([list(tokens[first : min(first + _PREFILL_STEP, count)])])
-            self._model(piece, cache=self._caches)
-            # The logits are never evaluated, as in mlx-lm.
-            mx.eval([c.state for c in self._caches])
-            mx.clear_cache()
+        self._caches = _prefilled(self._model, tokens[:-1])
         seconds = time.perf_counter() - start
         report = PrefillReport(self.engine, "mlx-lm", count, seconds, count / seconds)
         return json.dumps(dataclasses.asdict(report))
 
     def forget(self, memory: bool) -> None:
         """Lets go of the caches; with ``memory``, also of what MLX keeps for the next ones."""
+        import mlx.core as mx
+
         self._caches = []
         gc.collect()
         if memory:
-            self._mx.clear_cache()
+            mx.clear_cache()
 
     def verify(
         self,

@@ -37,6 +37,11 @@ class NativePrefill:
         engine: str | None = None,
         compute_units: str | None = None,
         engine_timeout: float | None = None,
+        numerics: str = "f16-storage",
+        weights: str = "resident",
+        max_memory: int | None = None,
+        layout: str | None = None,
+        model_json: str | None = None,
     ) -> None: ...
     @staticmethod
     def fake(
@@ -60,6 +65,7 @@ class NativePrefill:
     @property
     def cache(self) -> str | None: ...
     def prepare(self, tokens: int) -> None: ...
+    def activations(self, tokens: list[int]) -> str: ...
     def prefill(self, tokens: list[int]) -> tuple[NativeView, bytes | None, str]: ...
     def prefill_into(
         self,

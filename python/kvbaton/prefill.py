@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .cache import CacheView
-from .report import PrefillReport
+from .cache import CacheView, _describe
+from .report import Activations, PrefillReport
 
 __all__ = ["Prefill", "PrefillResult"]
 
@@ -32,7 +32,7 @@ class Prefill:
     """A Core ML prefill package, ready to run.
 
     Runs on Core ML on a Mac, on kvbaton's CPU executor elsewhere. The package (``.mlpackage``; on a Mac also a
-    compiled ``.mlmodelc``) must state its cache, as those made by ``kvbaton export`` do.
+    compiled ``.mlmodelc``) must state its cache, as those made by ``kvbaton export`` do, or the caller must say it.
     """
 
     def __init__(
@@ -43,20 +43,46 @@ class Prefill:
         engine: str | None = None,
         compute_units: str | None = None,
         engine_timeout: float | None = None,
+        numerics: Literal["f32", "f16-storage", "f16-accumulate"] = "f16-storage",
+        weights: Literal["resident", "streamed"] = "resident",
+        max_memory: int | None = None,
+        layout: str | None = None,
+        model: str | os.PathLike[str] | None = None,
     ) -> None:
         """Opens ``package``.
 
         ``engine`` is ``coreml`` or ``cpu`` where the system's own is not wanted. ``compute_units`` say where Core
         ML may run it: ``all``, ``cpu-and-ne``, ``cpu-and-gpu`` or ``cpu``; left out, all are tried first and fewer
         when that fails, which the report says. ``engine_timeout`` is how many seconds Core ML may take to load a
-        function, its compilation for the Neural Engine included. ``threads`` are the executor's; 0 takes all cores.
+        function, its compilation for the Neural Engine included.
+
+        The others are the CPU executor's. ``threads`` 0 takes all cores. ``numerics`` says what it rounds to fp16:
+        nothing (``f32``), every result of the program's fp16 operations (``f16-storage``), or their sums as they
+        grow, too (``f16-accumulate``: after every 32 terms). An answer that differs between them hangs on an
+        engine's roundings. ``weights`` says whether compressed weights are kept decompressed (``resident``) or
+        decompressed each time they are used (``streamed``); the results are the same bits. A function that would
+        take more than ``max_memory`` bytes (what the machine has available, when ``None``) is refused before it is
+        loaded.
+
+        ``layout`` (a preset's name, or TOML text that also names the program's inputs) and ``model`` (the folder
+        that the package was made from) say what a foreign package does not say of itself.
 
         Raises:
             UnavailableError: the engine is not of this system.
             UsageError: an option is not one of those, or belongs to the other engine.
         """
+        facts = None if model is None else json.dumps(_describe(model))
         self._native = _native.NativePrefill(
-            os.fspath(package), threads, engine, compute_units, engine_timeout
+            os.fspath(package),
+            threads,
+            engine,
+            compute_units,
+            engine_timeout,
+            numerics,
+            weights,
+            max_memory,
+            layout,
+            facts,
         )
 
     @classmethod
@@ -85,6 +111,13 @@ class Prefill:
     def prepare(self, tokens: int) -> None:
         """Loads what a prompt of ``tokens`` tokens needs; otherwise the first prefill does."""
         self._native.prepare(tokens)
+
+    def activations(self, tokens: Sequence[int]) -> Activations:
+        """Runs ``tokens`` one operation at a time: the largest activation that they reach, and every overflow.
+
+        Masked scores are left out, as are rows of padding: see :class:`Activations`.
+        """
+        return Activations.from_json(self._native.activations([int(t) for t in tokens]))
 
     def __call__(self, tokens: Sequence[int]) -> PrefillResult:
         """Prefills all of ``tokens`` with the shortest function that takes them.

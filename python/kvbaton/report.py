@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["HandoffReport", "PrefillReport"]
+__all__ = ["Activation", "Activations", "HandoffReport", "Overflow", "PrefillReport"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,66 @@ class PrefillReport:
     def from_json(cls, text: str) -> PrefillReport:
         """Reads the native module's report."""
         return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A value, the operation and result that it is in, and its layer and position in the prompt where known."""
+
+    value: float
+    op: str
+    output: str
+    layer: int | None
+    position: int | None
+    index: list[int]
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A result with values that are infinite, no number, or beyond fp16."""
+
+    op: str
+    output: str
+    layer: int | None
+    infinite: int
+    nan: int
+    beyond_half: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What the activations of one prefill are like.
+
+    Results that a mask was added to (``masked_results``) are left out until a softmax or an exponential has read
+    them; rows of padding are left out of results that have a dimension as long as the function.
+    ``beyond_half`` counts finite values that fp16 cannot hold, which only a run in ``f32`` has. ``layers`` has the
+    largest activation of each layer that names of weights tell.
+    """
+
+    functions: list[str]
+    tokens: int
+    numerics: str
+    results: int
+    masked_results: int
+    largest: Activation | None
+    infinite: int
+    nan: int
+    beyond_half: int
+    first_overflow: Overflow | None
+    layers: list[Activation]
+
+    @classmethod
+    def from_json(cls, text: str) -> Activations:
+        """Reads the native module's report."""
+        found = json.loads(text)
+        largest, first = found.pop("largest"), found.pop("first_overflow")
+        layers = [Activation(**a) for a in found.pop("layers")]
+        return cls(
+            largest=None if largest is None else Activation(**largest),
+            first_overflow=None if first is None else Overflow(**first),
+            layers=layers,
+            **found,
+        )
 
 
 @dataclass

@@ -101,6 +101,18 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
+def test_the_package_s_largest_activation_is_below_half_of_what_fp16_holds(
+    gemma: Any, prefill: kvbaton.Prefill
+) -> None:
+    """Read from the package as it runs; the residual is at a quarter there."""
+    for length in (128, 1000):
+        found = prefill.activations(gemma[1][:length])
+        assert found.infinite == found.nan == 0
+        assert found.largest is not None
+        assert abs(found.largest.value) < ACTIVATION_LIMIT, found.largest
+    assert abs(found.largest.value) > 16000  # unscaled, it would be beyond fp16
+
+
 def test_activations_stay_below_half_of_what_fp16_holds(gemma: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, with the residual as the package keeps it: a quarter."""
     import mlx.nn as nn

@@ -177,6 +177,8 @@ pub(crate) struct Runtime {
     /// Seconds that Core ML may take to load a model, its compilation for the Neural Engine included.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) engine_timeout: Option<u64>,
+    #[command(flatten)]
+    pub(crate) executor: Executor,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -197,6 +199,61 @@ pub(crate) enum UnitsName {
     CpuAndGpu,
     /// The CPU alone.
     Cpu,
+}
+
+/// How the CPU executor runs a package.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Executor {
+    /// What the CPU executor rounds to fp16: nothing, results, or sums as they grow, too.
+    #[arg(long, value_enum, default_value_t = Rounding::F16Storage)]
+    pub(crate) numerics: Rounding,
+    /// Whether the CPU executor keeps compressed weights decompressed, or decompresses them each time.
+    #[arg(long, value_enum, default_value_t = Weights::Resident)]
+    pub(crate) weights: Weights,
+    /// The most memory the CPU executor may take, as bytes or with KiB, MiB, GiB; what is available when absent.
+    #[arg(long, value_name = "BYTES", value_parser = memory_size)]
+    pub(crate) max_memory: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Weights {
+    Resident,
+    Streamed,
+}
+
+/// Bytes: a whole number, or a number with a binary or decimal unit.
+fn memory_size(text: &str) -> Result<u64, String> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let unit: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        other => return Err(format!("`{other}` is no unit of memory: B, KiB, MiB, GiB, MB, GB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("`{text}` is no size"))?;
+    let bytes = number * unit as f64;
+    if !(bytes.is_finite() && bytes >= 1.0 && bytes < 2f64.powi(63)) {
+        return Err(format!("`{text}` is no size"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 2^63")]
+    Ok(bytes as u64)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rounding {
+    #[value(name = "f32")]
+    F32,
+    #[value(name = "f16-storage")]
+    F16Storage,
+    #[value(name = "f16-accumulate")]
+    F16Accumulate,
 }
 
 /// What a package or a dump does not say of itself.
@@ -253,9 +310,38 @@ pub(crate) enum FloatType {
 pub(crate) struct Inspect {
     /// The package.
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) prompt: InspectPrompt,
+    /// The folder of the model that the package was made from: its tokenizer for `--prompt`, and what a package does
+    /// not say of itself.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// The layout of the cache, where the package states none: a name from `kvbaton layouts`, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) layout: Option<String>,
+    /// Encode the prompt as it is.
+    #[arg(long)]
+    pub(crate) ignore_chat_template: bool,
+    #[command(flatten)]
+    pub(crate) executor: Executor,
+    /// Threads; 0 takes all cores.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) threads: usize,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A prompt to run the package over, for the activations that it reaches.
+#[derive(Debug, ClapArgs)]
+#[group(multiple = false)]
+pub(crate) struct InspectPrompt {
+    /// Also run this prompt, and show the largest activation that it reaches.
+    #[arg(long, short, value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// The same, with token ids from a file, as JSON or separated by white space; `-` is stdin.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_tokens: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -284,6 +370,9 @@ pub(crate) struct Export {
     /// How the cache leaves the program.
     #[arg(long, value_enum, default_value_t = KvOutputs::Stacked)]
     pub(crate) kv_outputs: KvOutputs,
+    /// Store projections and embeddings in fewer bits.
+    #[arg(long, value_enum, value_name = "SCHEME")]
+    pub(crate) quantize: Option<Quantize>,
     /// Replace an existing package.
     #[arg(long)]
     pub(crate) force: bool,
@@ -308,6 +397,17 @@ pub(crate) enum KvOutputs {
     Grouped,
     /// Two tensors a layer.
     PerLayer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantize {
+    /// Eight bits, a scale for each output.
+    Int8,
+    /// Four bits, a scale for each 32 values.
+    #[value(name = "int4-block32")]
+    Int4Block32,
+    /// Six bits, a palette for each 16 outputs.
+    Lut6,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -417,6 +517,8 @@ pub(crate) struct BenchPrefill {
     /// Also time MLX's own prefill of this model folder.
     #[arg(long, value_name = "MODEL")]
     pub(crate) compare: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) executor: Executor,
     /// Measurements of each figure.
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) repeats: usize,

@@ -128,7 +128,11 @@ pub trait Decoder {
 
     /// Lets go of the cache. With `memory`, also of the memory that was kept for the next one: its pages are then
     /// new.
-    fn forget(&mut self, memory: bool);
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be given back.
+    fn forget(&mut self, memory: bool) -> Result<(), Error>;
 
     /// Decodes at most `max_tokens` tokens after `remaining`, until the model ends its answer or `emit` says
     /// that it has seen enough.
@@ -254,6 +258,8 @@ pub struct ExportRequest {
     pub split: Option<usize>,
     /// `stacked`, `grouped` or `per-layer`.
     pub kv_outputs: String,
+    /// `int8`, `int4-block32` or `lut6`: projections and embeddings in fewer bits.
+    pub quantize: Option<String>,
     /// Replace an existing package.
     pub force: bool,
 }

@@ -83,9 +83,8 @@ impl Decoder for PackageDecoder<'_> {
         Ok(PrefillReport::new(&self.engine(), "decode".to_owned(), prompt.len(), seconds))
     }
 
-    fn forget(&mut self, _: bool) {
-        // States that cannot be cleared are refused by the next hand-off.
-        drop(self.engine.clear());
+    fn forget(&mut self, _: bool) -> Result<(), Error> {
+        self.engine.clear()
     }
 
     fn verify(&mut self, _: VerifyRequest) -> Result<Vec<Rung>, Error> {

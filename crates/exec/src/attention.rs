@@ -122,6 +122,11 @@ fn blocks(rows: usize, chunk: usize, size: usize) -> impl Iterator<Item = (usize
 const LONG_BLOCK_ROWS: usize = 48;
 
 impl Attention {
+    /// Memory that each thread takes while it runs.
+    pub(crate) fn thread_bytes(&self) -> usize {
+        self.rows.registers.len() * block_rows(self.len) * self.len * 4
+    }
+
     pub(crate) fn run(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let (factors, externals) = operands.split_at(1 + 2 * self.joined);
         let (keys, values) = factors[1..].split_at(self.joined);
@@ -169,6 +174,8 @@ impl Attention {
         let readers = self.rows.readers(&externals)?;
         let skips: Vec<bool> = match &self.skip {
             None => Vec::new(),
+            // The bound on the scores holds for sums in f32.
+            Some(_) if cx.isa.has_half_sums() => vec![false; count(&scores.batch)],
             Some(skip) => {
                 let finite: Vec<bool> = value_panels.par_iter().map(|p| p.is_finite(cx.isa)).collect();
                 let key_norms: Vec<f32> = keys.par_iter().map(|p| p.largest_norm(cx.isa)).collect();

@@ -8,7 +8,7 @@ use kvbaton_mil::program::{Argument, Block, Constant, DataType, Function, Op as 
 
 use crate::error::ExecError;
 use crate::graph::{Graph, Known, Node, Work};
-use crate::ops::{self, Form, Op, Operand, Reason, attention, states};
+use crate::ops::{self, Form, Op, Operand, Part, Reason, attention, states};
 use crate::tensor::Tensor;
 
 /// The graph of `function`.
@@ -68,7 +68,8 @@ struct Builder<'a> {
     function: &'a Function,
     /// Values that `const` operations define, in any block.
     constants: HashMap<ValueId, &'a Constant>,
-    decompressed: HashMap<ValueId, Tensor>,
+    /// Results of decompressions.
+    decompressed: HashMap<ValueId, Part>,
     /// What the results of `read_state` stand for.
     aliases: HashMap<ValueId, Operand>,
     /// The current version of each state.
@@ -98,7 +99,11 @@ impl<'a> Builder<'a> {
     /// What a value stands for.
     fn resolve(&self, id: ValueId) -> Operand {
         let constant = || self.constants.get(&id).and_then(|c| Tensor::constant(self.package, c));
-        let fixed = self.decompressed.get(&id).cloned().or_else(constant).map(Operand::Fixed);
+        let weight = || match self.decompressed.get(&id) {
+            Some(Part::Weight(tensor)) => Some(tensor.clone()),
+            _ => None,
+        };
+        let fixed = weight().or_else(constant).map(Operand::Fixed);
         fixed.or_else(|| self.aliases.get(&id).cloned()).unwrap_or(Operand::Value(id))
     }
 
@@ -115,13 +120,9 @@ impl<'a> Builder<'a> {
                 continue;
             }
             let mut form = self.form(op);
-            if let Some(tensor) = ops::decompress(&form) {
-                let tensor = tensor.and_then(|t| match op.outputs.as_slice() {
-                    [id] if self.values[id.0 as usize].shape.as_ref() == Some(&t.shape) => Ok((*id, t)),
-                    _ => Err(format!("comes out as {:?}, which is not declared", t.shape)),
-                });
-                let (id, tensor) = tensor.map_err(fail)?;
-                self.decompressed.insert(id, tensor);
+            if let Some(parts) = ops::decompress(&form) {
+                let parts = parts.map_err(fail)?;
+                self.decompressed.extend(parts);
                 continue;
             }
             if states::NAMES.contains(&op.kind.as_str()) {

@@ -124,6 +124,23 @@ pub enum ExecError {
         /// The state.
         name: String,
     },
+    /// A function would take more memory than it may.
+    #[error(
+        "function `{function}` takes up to {needed_bytes} bytes ({what}), more than the {limit_bytes} bytes {}",
+        if *.available { "that are available" } else { "that it may take" }
+    )]
+    Memory {
+        /// Function.
+        function: String,
+        /// What it takes.
+        needed_bytes: u64,
+        /// What that is made of.
+        what: String,
+        /// What it may take.
+        limit_bytes: u64,
+        /// Whether the limit is what the machine has available.
+        available: bool,
+    },
     /// The threads could not be started.
     #[error("cannot start {threads} threads")]
     Threads {

@@ -1,5 +1,6 @@
 //! A loaded function, and how it runs.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,10 +10,15 @@ use kvbaton_mil::program::{DataType, Dim, Function, TensorType, ValueId, ValueTy
 use kvbaton_mil::{ArrayFeature, FeatureKind, Package};
 
 use crate::array::Array;
+use crate::compressed::{WeightCache, WeightStorage};
 use crate::error::ExecError;
+use crate::footprint::{Footprint, footprint};
 use crate::graph::Graph;
+use crate::machine::available_bytes;
 use crate::memory::{FloatBuf, Pool};
-use crate::run::Run;
+use crate::numerics::Numerics;
+use crate::observe::Observed;
+use crate::run::{Run, Watch};
 use crate::shapes::Shapes;
 use crate::state::State;
 use crate::tensor::{Context, Data, Tensor, integers, is_float};
@@ -26,11 +32,26 @@ pub struct Options {
     /// Run chains of row operations, and attention, in one piece. Off, every operation runs by itself; the results
     /// are the same bits.
     pub fuse: bool,
+    /// What is rounded.
+    pub numerics: Numerics,
+    /// Whether decompressed weights are kept.
+    pub weights: WeightStorage,
+    /// Bytes that the function may take; what the machine has available when `None`.
+    pub max_memory: Option<u64>,
+    /// Decompressed weights that functions loaded with clones of these options share.
+    pub cache: Arc<WeightCache>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 0, fuse: true }
+        Options {
+            threads: 0,
+            fuse: true,
+            numerics: Numerics::default(),
+            weights: WeightStorage::default(),
+            max_memory: None,
+            cache: Arc::default(),
+        }
     }
 }
 
@@ -45,6 +66,31 @@ impl Options {
     pub fn fused(mut self, fuse: bool) -> Options {
         self.fuse = fuse;
         self
+    }
+
+    /// With other roundings.
+    #[must_use]
+    pub fn with_numerics(mut self, numerics: Numerics) -> Options {
+        self.numerics = numerics;
+        self
+    }
+
+    /// With decompressed weights kept or not.
+    #[must_use]
+    pub fn with_weights(mut self, weights: WeightStorage) -> Options {
+        self.weights = weights;
+        self
+    }
+
+    /// With a bound on memory; `None` takes what the machine has available.
+    #[must_use]
+    pub fn with_max_memory(mut self, bytes: Option<u64>) -> Options {
+        self.max_memory = bytes;
+        self
+    }
+
+    fn keeps_weights(&self) -> bool {
+        self.weights == WeightStorage::Resident
     }
 }
 
@@ -62,6 +108,10 @@ pub struct Feature {
 pub struct Executable {
     package: Arc<Package>,
     function: String,
+    /// The function as it is computed, where that is not how the package has it.
+    retyped: Option<Box<Function>>,
+    options: Options,
+    footprint: Option<Footprint>,
     graph: Graph,
     inputs: Vec<Feature>,
     shapes: Vec<Shapes>,
@@ -104,20 +154,47 @@ impl Executable {
         }
         let shapes =
             inputs.iter().map(|i| Shapes::of(described(&package, &f.name, &i.name), &i.ty)).collect();
-        let mut graph = crate::build::build(&package, f)?;
-        if options.fuse {
-            crate::fuse::fuse(&mut graph);
-        }
-        graph.plan_frees();
+        let typed = options.numerics.typed(f);
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("kvbaton-exec-{i}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: options.threads, source })?;
-        let context = Context { isa: Isa::best(), pool: Arc::new(Pool::default()), shown: Arc::default() };
+        let mut graph = crate::build::build(&package, &typed)?;
+        if options.fuse {
+            crate::fuse::fuse(&mut graph);
+        }
+        graph.plan_frees();
+        let footprint = footprint(&graph, &typed, threads.current_num_threads(), options.keeps_weights());
+        if let Some(footprint) = &footprint {
+            check_memory(&f.name, footprint, options.max_memory)?;
+        }
+        if options.keeps_weights() {
+            threads.install(|| graph.keep_weights(Isa::best(), &options.cache));
+        }
+        let (isa, pool) = (options.numerics.isa(), Arc::new(Pool::default()));
+        let context = Context { isa, pool, shown: Arc::default() };
         let function = f.name.clone();
+        let retyped = match typed {
+            Cow::Owned(function) => Some(Box::new(function)),
+            Cow::Borrowed(_) => None,
+        };
+        let options = options.clone();
         tracing::debug!(function, nodes = graph.nodes.len(), isa = context.isa.name(), "loaded");
-        Ok(Executable { package, function, graph, inputs, shapes, outputs, states, threads, context })
+        Ok(Executable {
+            package,
+            function,
+            retyped,
+            options,
+            footprint,
+            graph,
+            inputs,
+            shapes,
+            outputs,
+            states,
+            threads,
+            context,
+        })
     }
 
     /// Takes buffers of intermediate values from those that `other` has freed: for functions that run in turn.
@@ -172,6 +249,17 @@ impl Executable {
         self.context.pool.peak_bytes()
     }
 
+    /// The memory that the function takes, computed when it was loaded; `None` when a shape is only known when it
+    /// runs.
+    pub fn footprint(&self) -> Option<Footprint> {
+        self.footprint
+    }
+
+    /// Memory for intermediate values that was allocated so far; it is kept for the next run.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.context.pool.allocated_bytes()
+    }
+
     /// Operations by how they run: `(name, nodes)`, for those who ask what was fused.
     pub fn census(&self) -> Vec<(String, usize)> {
         let mut counts: std::collections::BTreeMap<&str, usize> = std::collections::BTreeMap::new();
@@ -196,7 +284,7 @@ impl Executable {
     /// not defined for the values it meets (an index out of range), or the function has states.
     pub fn run(&self, inputs: &[(&str, Array)]) -> Result<Vec<(String, Array)>, ExecError> {
         let mut state = self.without_state()?;
-        self.threads.install(|| self.run_here(inputs, &mut state, None))
+        self.run_with(inputs, &mut state)
     }
 
     /// Runs the function on `state`, which may be another function's of the same package: states are found by name.
@@ -210,7 +298,35 @@ impl Executable {
         inputs: &[(&str, Array)],
         state: &mut State,
     ) -> Result<Vec<(String, Array)>, ExecError> {
-        self.threads.install(|| self.run_here(inputs, state, None))
+        self.threads.install(|| self.run_here(&self.graph, inputs, state, &mut Watch::default()))
+    }
+
+    /// Runs the function one operation after the other, nothing fused, and shows every result to `observer` in the
+    /// program's order. The outputs are those of [`Executable::run_with`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Executable::run_with`].
+    pub fn run_observed(
+        &self,
+        inputs: &[(&str, Array)],
+        state: &mut State,
+        observer: &mut (dyn FnMut(Observed<'_>) + Send),
+    ) -> Result<Vec<(String, Array)>, ExecError> {
+        let unfused = if self.options.fuse {
+            let program = self.program()?;
+            let mut graph = crate::build::build(&self.package, program)?;
+            graph.plan_frees();
+            if self.options.keeps_weights() {
+                self.threads.install(|| graph.keep_weights(Isa::best(), &self.options.cache));
+            }
+            Some(graph)
+        } else {
+            None
+        };
+        let graph = unfused.as_ref().unwrap_or(&self.graph);
+        let mut watch = Watch { observer: Some(observer), seconds: None };
+        self.threads.install(|| self.run_here(graph, inputs, state, &mut watch))
     }
 
     fn without_state(&self) -> Result<State, ExecError> {
@@ -231,35 +347,45 @@ impl Executable {
         &self,
         inputs: &[(&str, Array)],
     ) -> Result<(Vec<(String, Array)>, Vec<(String, f64)>), ExecError> {
-        let mut seconds = HashMap::new();
         let mut state = self.without_state()?;
-        let outputs = self.threads.install(|| self.run_here(inputs, &mut state, Some(&mut seconds)))?;
-        let mut seconds: Vec<(String, f64)> = seconds.into_iter().collect();
+        let mut watch = Watch { observer: None, seconds: Some(HashMap::new()) };
+        let outputs = self.threads.install(|| self.run_here(&self.graph, inputs, &mut state, &mut watch))?;
+        let mut seconds: Vec<(String, f64)> = watch.seconds.into_iter().flatten().collect();
         seconds.sort_by(|a, b| b.1.total_cmp(&a.1));
         Ok((outputs, seconds))
     }
 
+    /// The function with the types that its values are computed in.
+    fn program(&self) -> Result<&Function, ExecError> {
+        match &self.retyped {
+            Some(function) => Ok(function),
+            None => Ok(self.package.function(Some(&self.function))?),
+        }
+    }
+
     fn run_here(
         &self,
+        graph: &Graph,
         inputs: &[(&str, Array)],
         state: &mut State,
-        mut seconds: Option<&mut HashMap<String, f64>>,
+        watch: &mut Watch<'_>,
     ) -> Result<Vec<(String, Array)>, ExecError> {
-        let function = self.package.function(Some(&self.function))?;
-        let mut values: Vec<Option<Tensor>> = vec![None; self.graph.values.len()];
+        let function = self.program()?;
+        let mut values: Vec<Option<Tensor>> = vec![None; graph.values.len()];
         let context = Context { shown: Arc::default(), ..self.context.clone() };
         self.bind(inputs, function, &mut values)?;
         self.states.iter().try_for_each(|feature| state.check(feature))?;
-        for (feature, (id, _)) in self.states.iter().zip(&self.graph.states) {
+        for (feature, (id, _)) in self.states.iter().zip(&graph.states) {
             values[id.0 as usize] = Some(state.take(&self.context, feature)?);
         }
-        let mut run =
-            Run { cx: &context, function, values, seconds: seconds.as_deref_mut().map(std::mem::take) };
-        run.graph(&self.graph)?;
+        // Where the load could not compute what a run takes, the run itself stops at the limit.
+        let limit_bytes = self.options.max_memory.filter(|_| self.footprint.is_none());
+        let mut run = Run { cx: &context, function, values, watch, limit_bytes };
+        run.graph(graph)?;
         let start = std::time::Instant::now();
         let mut outputs = Vec::with_capacity(self.outputs.len());
-        for (feature, output) in self.outputs.iter().zip(&self.graph.outputs) {
-            let tensor = run.operand(output, &[]);
+        for (feature, output) in self.outputs.iter().zip(&graph.outputs) {
+            let tensor = run.operand(output, &[]).decompressed(&context);
             let array = export(&self.context, feature, &tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
                 op: "output".to_owned(),
@@ -268,7 +394,7 @@ impl Executable {
             })?;
             outputs.push((feature.name.clone(), array));
         }
-        for (feature, (_, last)) in self.states.iter().zip(&self.graph.states) {
+        for (feature, (_, last)) in self.states.iter().zip(&graph.states) {
             let tensor = run.operand(last, &[]);
             state.put(&self.context, &feature.name, tensor).map_err(|reason| ExecError::Run {
                 function: self.function.clone(),
@@ -277,8 +403,7 @@ impl Executable {
                 reason,
             })?;
         }
-        if let Some(seconds) = seconds {
-            *seconds = run.seconds.unwrap_or_default();
+        if let Some(seconds) = &mut run.watch.seconds {
             *seconds.entry("outputs".to_owned()).or_default() += start.elapsed().as_secs_f64();
         }
         Ok(outputs)
@@ -343,6 +468,28 @@ fn described<'a>(package: &'a Package, function: &str, input: &str) -> Option<&'
         FeatureKind::Array(array) => Some(array),
         FeatureKind::Other(_) => None,
     }
+}
+
+/// Refuses a function that would take more than it may.
+fn check_memory(function: &str, footprint: &Footprint, max_memory: Option<u64>) -> Result<(), ExecError> {
+    // What is mapped needs no memory of its own when the system is short of it.
+    let (needed_bytes, limit_bytes) = match max_memory {
+        Some(limit) => (footprint.total_bytes(), limit),
+        None => match available_bytes() {
+            Some(limit) => (footprint.allocated_bytes(), limit),
+            None => return Ok(()),
+        },
+    };
+    if needed_bytes <= limit_bytes {
+        return Ok(());
+    }
+    let Footprint { mapped_bytes, weight_bytes, activation_bytes, output_bytes, state_bytes } = footprint;
+    let what = format!(
+        "mapped weights {mapped_bytes}, decompressed weights {weight_bytes}, activations {activation_bytes}, outputs \
+         {output_bytes}, states {state_bytes}"
+    );
+    let function = function.to_owned();
+    Err(ExecError::Memory { function, needed_bytes, what, limit_bytes, available: max_memory.is_none() })
 }
 
 /// Little-endian elements as a value; `None` when their type is not handled.

@@ -3,8 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use kvbaton_kernels::rows::Isa;
 use kvbaton_mil::program::{DataType, ValueId};
 
+use crate::compressed::{Compressed, WeightCache};
 use crate::ops::{Op, Operand};
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::RowProgram;
@@ -78,6 +80,11 @@ impl Node {
         self.operands.iter().filter_map(Operand::value)
     }
 
+    /// Whether operand `index` may be a weight that is still compressed.
+    pub(crate) fn takes_compressed(&self, index: usize) -> bool {
+        matches!(&self.work, Work::Op(op) if op.takes_compressed(index))
+    }
+
     /// Computes its outputs; not for nodes with blocks.
     pub(crate) fn run(&self, cx: &Context, operands: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
         match &self.work {
@@ -140,6 +147,38 @@ impl Graph {
                 Operand::Fixed(t) => Some(t.shape.as_slice()),
             })
             .collect()
+    }
+
+    /// Decompresses every weight, to be kept, with the threads of the current rayon pool.
+    pub(crate) fn keep_weights(&mut self, isa: Isa, cache: &WeightCache) {
+        let mut kept: HashMap<*const Compressed, Data> = HashMap::new();
+        for weight in crate::footprint::compressed_weights(self) {
+            kept.insert(Arc::as_ptr(weight), weight.kept(isa, cache));
+        }
+        self.replace(&kept);
+    }
+
+    /// Puts what is kept in the place of compressed weights.
+    fn replace(&mut self, kept: &HashMap<*const Compressed, Data>) {
+        let operands = self.nodes.iter_mut().flat_map(|n| &mut n.operands).chain(&mut self.outputs);
+        for operand in operands {
+            if let Operand::Fixed(tensor) = operand
+                && let Data::Compressed(weight) = &tensor.data
+                && let Some(data) = kept.get(&Arc::as_ptr(weight))
+            {
+                tensor.data = data.clone();
+            }
+        }
+        for node in &mut self.nodes {
+            match &mut node.work {
+                Work::Cond(blocks) => blocks.iter_mut().for_each(|b| b.replace(kept)),
+                Work::Loop { test, body, .. } => {
+                    test.replace(kept);
+                    body.replace(kept);
+                }
+                Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {}
+            }
+        }
     }
 
     /// Notes after which node each value can be freed. What a block uses from outside is not its to free.

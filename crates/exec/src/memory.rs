@@ -10,6 +10,7 @@ pub(crate) struct Pool {
     free: Mutex<BTreeMap<usize, Vec<Vec<f32>>>>,
     used_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
+    allocated_bytes: AtomicUsize,
 }
 
 impl Pool {
@@ -21,7 +22,16 @@ impl Pool {
         };
         let used = self.used_bytes.fetch_add(len * 4, Ordering::Relaxed) + len * 4;
         self.peak_bytes.fetch_max(used, Ordering::Relaxed);
-        FloatBuf { values: found.unwrap_or_else(|| vec![0.0; len]), pool: Some(Arc::clone(self)) }
+        let values = found.unwrap_or_else(|| {
+            self.allocated_bytes.fetch_add(len * 4, Ordering::Relaxed);
+            vec![0.0; len]
+        });
+        FloatBuf { values, pool: Some(Arc::clone(self)) }
+    }
+
+    /// What was allocated so far; nothing is given back before the pool itself goes.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes.load(Ordering::Relaxed) as u64
     }
 
     /// The most that was in use at a time.

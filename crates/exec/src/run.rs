@@ -6,20 +6,30 @@ use kvbaton_mil::program::{Function, ValueId};
 
 use crate::error::ExecError;
 use crate::graph::{Graph, Node, Work};
+use crate::observe::Observed;
 use crate::ops::Operand;
 use crate::tensor::{Context, Tensor};
 
 /// One run of a function.
-pub(crate) struct Run<'a> {
+pub(crate) struct Run<'a, 'o> {
     pub(crate) cx: &'a Context,
     pub(crate) function: &'a Function,
     /// Every value that exists now, by id.
     pub(crate) values: Vec<Option<Tensor>>,
-    /// Seconds by kind of node, for those who ask.
+    pub(crate) watch: &'a mut Watch<'o>,
+    /// What intermediate values may take, where that was not computed at load.
+    pub(crate) limit_bytes: Option<u64>,
+}
+
+/// Who looks on while a function runs.
+#[derive(Default)]
+pub(crate) struct Watch<'a> {
+    pub(crate) observer: Option<&'a mut (dyn FnMut(Observed<'_>) + Send)>,
+    /// Seconds by kind of node.
     pub(crate) seconds: Option<HashMap<String, f64>>,
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
     /// The value of an operand; the last one to use it gets the value itself.
     pub(crate) fn operand(&mut self, operand: &Operand, last_uses: &[ValueId]) -> Tensor {
         match operand {
@@ -38,8 +48,10 @@ impl Run<'_> {
         (0..number)
             .map(|i| {
                 // Of several uses, the last one takes the value.
-                let again = operands[i + 1..].iter().any(|later| later.value() == operands[i].value());
-                self.operand(&operands[i], if again { &[] } else { &node.last_uses })
+                let value = operands[i].value();
+                let again = value.is_some() && operands[i + 1..].iter().any(|later| later.value() == value);
+                let tensor = self.operand(&operands[i], if again { &[] } else { &node.last_uses });
+                if node.takes_compressed(i) { tensor } else { tensor.decompressed(self.cx) }
             })
             .collect()
     }
@@ -54,6 +66,16 @@ impl Run<'_> {
         }
     }
 
+    fn check_limit(&self) -> Result<(), ExecError> {
+        let Some(limit_bytes) = self.limit_bytes else { return Ok(()) };
+        let needed_bytes = self.cx.pool.allocated_bytes();
+        if needed_bytes <= limit_bytes {
+            return Ok(());
+        }
+        let (function, what) = (self.function.name.clone(), "activations so far".to_owned());
+        Err(ExecError::Memory { function, needed_bytes, what, limit_bytes, available: false })
+    }
+
     /// Runs every node. What comes out is among the values.
     pub(crate) fn graph(&mut self, graph: &Graph) -> Result<(), ExecError> {
         for node in &graph.nodes {
@@ -63,6 +85,7 @@ impl Run<'_> {
                 Work::Loop { variables, test, body } => self.repeat(node, *variables, test, body)?,
                 Work::Op(_) | Work::Rows(..) | Work::Attention(_) => {
                     let operands = self.operands(node, node.operands.len());
+                    self.check_limit()?;
                     let outputs = node.run(self.cx, operands).and_then(|outputs| match node.detached {
                         true => outputs.into_iter().map(|t| t.into_exclusive(self.cx)).collect(),
                         false => Ok(outputs),
@@ -71,12 +94,19 @@ impl Run<'_> {
                 }
             };
             for (id, tensor) in node.outputs.iter().zip(outputs) {
+                // Values that the program does not name are parts of an operation.
+                if let (Some(observer), Some(value)) =
+                    (&mut self.watch.observer, self.function.values.get(id.0 as usize))
+                {
+                    let isa = self.cx.isa;
+                    observer(Observed { op: &node.kind, output: &value.name, tensor: &tensor, isa });
+                }
                 self.values[id.0 as usize] = Some(tensor);
             }
             for id in &node.last_uses {
                 self.values[id.0 as usize] = None;
             }
-            if let Some(seconds) = &mut self.seconds {
+            if let Some(seconds) = &mut self.watch.seconds {
                 let name = match &node.work {
                     // Their nodes count for themselves.
                     Work::Cond(_) | Work::Loop { .. } => continue,
@@ -96,7 +126,7 @@ impl Run<'_> {
             self.values[id.0 as usize] = Some(tensor);
         }
         self.graph(block)?;
-        let results = block.outputs.iter().map(|o| self.operand(o, &[])).collect();
+        let results = block.outputs.iter().map(|o| self.operand(o, &[]).decompressed(self.cx)).collect();
         block.own().for_each(|id| self.values[id.0 as usize] = None);
         Ok(results)
     }

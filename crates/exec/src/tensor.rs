@@ -14,6 +14,7 @@ use kvbaton_mil::program::{BlobRef, Constant, ConstantData, DataType};
 use rayon::prelude::*;
 
 use crate::attention::Shown;
+use crate::compressed::Compressed;
 use crate::memory::{FloatBuf, Pool};
 
 /// What the values of a tensor are stored as.
@@ -25,6 +26,8 @@ pub(crate) enum Data {
     Weights(Weights),
     /// fp16 values decompressed from a constant.
     Half(Arc<Vec<f16>>),
+    /// A weight that is decompressed when it is used.
+    Compressed(Arc<Compressed>),
     /// fp16 or fp32 values as they go in and come out: of an input, where the caller keeps them, or of an output.
     Given(Given),
     /// fp16 values of a state.
@@ -222,8 +225,17 @@ impl Tensor {
                     Source::Singles(rows::as_singles(bytes).expect(aligned))
                 })
             }
+            Data::Compressed(_) => Err("a compressed weight where its values are needed".to_owned()),
             Data::Int(_) | Data::Bool(_) => Err(format!("a {} tensor where floats are needed", self.dtype)),
         }
+    }
+
+    /// The tensor, decompressed if it was compressed.
+    pub(crate) fn decompressed(&self, cx: &Context) -> Tensor {
+        let Data::Compressed(weight) = &self.data else { return self.clone() };
+        let mut values = cx.pool.take(weight.count());
+        weight.copy_to(cx.isa, 0, &mut values);
+        Tensor { data: Data::Float(Arc::new(values)), ..self.clone() }
     }
 
     /// Whether the view shows its elements one after the other.
@@ -264,7 +276,12 @@ impl Tensor {
                 Ok(Tensor::ints(self.dtype, self.shape.clone(), values))
             }
             Data::Bool(v) => Ok(Tensor::bools(self.shape.clone(), self.indices().map(|i| v[i]).collect())),
-            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_) => {
+            Data::Float(_)
+            | Data::Weights(_)
+            | Data::Half(_)
+            | Data::Compressed(_)
+            | Data::Given(_)
+            | Data::State(_) => {
                 let mut values = cx.pool.take(self.count());
                 self.copy_to(cx.isa, &mut values)?;
                 Ok(Tensor::floats(self.dtype, self.shape.clone(), values))
@@ -280,7 +297,7 @@ impl Tensor {
             Data::State(bytes) => Arc::get_mut(bytes).is_some(),
             Data::Int(values) => Arc::get_mut(values).is_some(),
             Data::Bool(values) => Arc::get_mut(values).is_some(),
-            Data::Weights(_) | Data::Half(_) | Data::Given(_) => false,
+            Data::Weights(_) | Data::Half(_) | Data::Compressed(_) | Data::Given(_) => false,
         };
         let repeats = self.shape.iter().zip(&self.strides).any(|(d, s)| *d > 1 && *s == 0);
         if alone && !repeats {
@@ -289,7 +306,12 @@ impl Tensor {
         Ok(match &self.data {
             Data::Int(_) => Tensor::ints(self.dtype, self.shape.clone(), self.int_values()?),
             Data::Bool(_) => Tensor::bools(self.shape.clone(), self.bool_values()?),
-            Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_) => {
+            Data::Float(_)
+            | Data::Weights(_)
+            | Data::Half(_)
+            | Data::Compressed(_)
+            | Data::Given(_)
+            | Data::State(_) => {
                 let mut values = cx.pool.take(self.count());
                 self.copy_to(cx.isa, &mut values)?;
                 Tensor::floats(self.dtype, self.shape.clone(), values)

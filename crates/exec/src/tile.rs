@@ -478,6 +478,7 @@ impl Step {
             }
             Step::Reduce { what, half } => {
                 let n = inputs[0].len(len);
+                let isa = isa.with_half_sums(*half && isa.has_half_sums());
                 let mut row = Vec::new();
                 for (i, out) in out.iter_mut().enumerate() {
                     let x = match inputs[0].row(first, i, n) {

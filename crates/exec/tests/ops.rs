@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use half::f16;
-use kvbaton_exec::{Array, Executable, Options};
+use kvbaton_exec::{Array, Executable, Numerics, Options};
 use kvbaton_mil::Package;
 use serde_json::Value;
 
@@ -32,11 +32,12 @@ fn array(value: &Value) -> Array {
     .unwrap()
 }
 
-fn check(fuse: bool) {
+/// `slack`: of the largest expected value, more than the case itself allows.
+fn check(options: Options, slack: f64) {
     let golden: Value =
         serde_json::from_str(&std::fs::read_to_string(testdata("ops.json")).unwrap()).unwrap();
     let package = Arc::new(Package::open(&testdata("ops.mlpackage")).unwrap());
-    let program = Executable::load(package, "main", &Options::with_threads(2).fused(fuse)).unwrap();
+    let program = Executable::load(package, "main", &options).unwrap();
     let inputs: Vec<(&str, Array)> =
         golden["inputs"].as_object().unwrap().iter().map(|(k, v)| (k.as_str(), array(v))).collect();
     let outputs = program.run(&inputs).unwrap();
@@ -46,7 +47,7 @@ fn check(fuse: bool) {
     for (name, got) in &outputs {
         let want = &expected[name];
         let values = numbers(&want["values"]);
-        let tolerance = want["tolerance"].as_f64().unwrap();
+        let tolerance = want["tolerance"].as_f64().unwrap() + slack;
         let largest = values.iter().fold(1.0f64, |m, v| m.max(v.abs()));
         let worst = got
             .to_f32()
@@ -67,10 +68,25 @@ fn check(fuse: bool) {
 
 #[test]
 fn operations_equal_coremltools() {
-    check(false);
+    check(Options::with_threads(2).fused(false), 0.0);
 }
 
 #[test]
 fn fused_operations_equal_coremltools() {
-    check(true);
+    check(Options::with_threads(2), 0.0);
+}
+
+/// Unrounded results are within a step of fp16 of the rounded ones.
+#[test]
+fn operations_in_f32_are_close_to_coremltools() {
+    for fuse in [false, true] {
+        check(Options::with_threads(2).fused(fuse).with_numerics(Numerics::F32), 1e-3);
+    }
+}
+
+#[test]
+fn operations_with_fp16_sums_are_close_to_coremltools() {
+    for fuse in [false, true] {
+        check(Options::with_threads(2).fused(fuse).with_numerics(Numerics::F16Accumulate), 4e-3);
+    }
 }

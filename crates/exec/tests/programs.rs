@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use half::f16;
-use kvbaton_exec::{Array, ExecError, Executable, Options};
+use kvbaton_exec::{Array, ExecError, Executable, Numerics, Options};
 use kvbaton_mil::Package;
 
 fn open(name: &str) -> Arc<Package> {
@@ -29,11 +29,20 @@ fn noise(scale: f32) -> Vec<f16> {
         .collect()
 }
 
+fn rounding(numerics: Numerics, fuse: bool, threads: usize) -> Executable {
+    let options = Options::with_threads(threads).fused(fuse).with_numerics(numerics);
+    Executable::load(open("attention.mlpackage"), "main", &options).unwrap()
+}
+
 fn assert_fused_equals_plain(x: &[f16]) {
+    Numerics::ALL.into_iter().for_each(|numerics| assert_fused_equals_plain_in(numerics, x));
+}
+
+fn assert_fused_equals_plain_in(numerics: Numerics, x: &[f16]) {
     let input = Array::from_f16(&SHAPE, x).unwrap();
-    let plain = load("attention.mlpackage", false, 1).unwrap().run(&[("x", input.clone())]).unwrap();
+    let plain = rounding(numerics, false, 1).run(&[("x", input.clone())]).unwrap();
     for threads in [1, 3] {
-        let fused = load("attention.mlpackage", true, threads).unwrap();
+        let fused = rounding(numerics, true, threads);
         let outputs = fused.run(&[("x", input.clone())]).unwrap();
         for ((name, a), (other, b)) in outputs.iter().zip(&plain) {
             assert_eq!((name, a.shape()), (other, b.shape()));
@@ -41,7 +50,7 @@ fn assert_fused_equals_plain(x: &[f16]) {
                 // Which NaN comes out depends on the order of operands in the processor.
                 a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
             });
-            assert!(same, "`{name}` differs with {threads} threads");
+            assert!(same, "`{name}` differs with {threads} threads in {}", numerics.name());
         }
     }
 }
@@ -136,6 +145,48 @@ fn slots_that_hold_no_row_yet_are_not_read() {
         let expected = bits(&fused.run(&past_inputs(position, f16::ZERO)).unwrap());
         assert_eq!(bits(&fused.run(&past_inputs(position, f16::NAN)).unwrap()), expected, "{position}");
     }
+}
+
+/// The three ways to round give three answers, close to each other.
+#[test]
+fn each_numerics_has_its_own_bits() {
+    let input = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();
+    let answers = Numerics::ALL.map(|n| {
+        let outputs = rounding(n, true, 1).run(&[("x", input.clone())]).unwrap();
+        outputs.iter().flat_map(|(_, a)| a.to_f32().unwrap()).collect::<Vec<f32>>()
+    });
+    let norm = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+    let (storage, accumulate) = (norm(&answers[0], &answers[1]), norm(&answers[0], &answers[2]));
+    let whole = norm(&answers[0], &vec![0.0; answers[0].len()]);
+    assert!(0.0 < storage && storage < accumulate, "{storage} {accumulate}");
+    assert!(accumulate < 0.05 * whole, "{accumulate} of {whole}");
+}
+
+#[test]
+fn every_operation_is_observed_once_and_in_order() {
+    let input = Array::from_f16(&SHAPE, &noise(1.0)).unwrap();
+    let package = open("attention.mlpackage");
+    let ops = package.function(None).unwrap().all_ops();
+    let names = ops
+        .iter()
+        .filter(|op| op.kind != "const")
+        .flat_map(|op| op.outputs.iter().map(|id| package.function(None).unwrap().value(*id).name.clone()));
+    let names: Vec<String> = names.collect();
+    let fused = rounding(Numerics::default(), true, 2);
+    let (mut seen, mut last) = (Vec::new(), Vec::new());
+    let outputs = fused
+        .run_observed(&[("x", input.clone())], &mut fused.new_state().unwrap(), &mut |o| {
+            seen.push(o.output().to_owned());
+            assert_eq!(o.statistics(&[]).map(|s| s.count), o.values().map(|v| v.len()), "{}", o.op());
+            last = o.values().unwrap_or_default();
+        })
+        .unwrap();
+    assert_eq!(seen, names);
+    let plain = fused.run(&[("x", input)]).unwrap();
+    for ((name, a), (_, b)) in outputs.iter().zip(&plain) {
+        assert_eq!(a.to_f32(), b.to_f32(), "{name}");
+    }
+    assert_eq!(outputs.last().unwrap().1.to_f32().unwrap(), last, "the last result is an output");
 }
 
 #[test]

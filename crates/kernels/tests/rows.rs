@@ -3,7 +3,7 @@
 use half::f16;
 use kvbaton_kernels::rows::{
     Binary, Isa, Matrix, Panels, Product, Reduction, Source, Table, Unary, binary, layer_norm, multiply,
-    narrow, reduce, softmax, unary, widen,
+    multiply_into, narrow, reduce, softmax, unary, widen,
 };
 use proptest::prelude::*;
 
@@ -303,6 +303,28 @@ fn blocked_products_equal_the_chain_of_multiply_adds() {
                 let chain = (0..k).fold(0.0f32, |sum, p| left[i * k + p].mul_add(right[j * k + p], sum));
                 assert_eq!(got[i * n + j], chain, "{} row {i} column {j}", isa.name());
             }
+        }
+    }
+}
+
+/// Pieces of the right factor, each into its own columns, give the same bits as the whole.
+#[test]
+fn products_by_columns_equal_the_whole_product() {
+    for m in [1, 5, 30] {
+        let (k, n) = (70, 100);
+        let (left, right) = (noise(m * k, 5), noise(n * k, 6));
+        for isa in Isa::available() {
+            let matrix = Matrix { values: Source::Singles(&right), k, n, k_stride: 1, n_stride: k };
+            let product = Product { left: &left, left_stride: k, m, right: matrix, bias: None, half: true };
+            let mut whole = vec![f32::NAN; m * n];
+            multiply(isa, &product, &mut whole);
+            let mut pieces = vec![f32::NAN; m * n];
+            for (at, width) in [(0, 33), (33, 64), (97, 3)] {
+                let values = Source::Singles(&right[at * k..(at + width) * k]);
+                let right = Matrix { values, n: width, ..matrix };
+                multiply_into(isa, &Product { right, ..product }, &mut pieces[at..], n);
+            }
+            assert_eq!(pieces, whole, "{} with {m} rows", isa.name());
         }
     }
 }

@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use kvbaton_layout::{Layout, ModelSpec, presets};
+use kvbaton_exec::{Array, Options};
+use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo, presets};
 use serde::Deserialize;
 
 mod stage;
@@ -16,8 +17,6 @@ use crate::functions::{ChunkFunction, PrefillFunctions};
 use crate::prefill::{ChunkSink, too_long};
 use crate::report::PrefillReport;
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled};
-use kvbaton_exec::Array;
-use kvbaton_layout::{LiveRows, TensorInfo};
 use stage::{Passed, Stage};
 
 /// The chain as it is written down.
@@ -44,34 +43,23 @@ struct StageFile {
     layout: Option<LayoutName>,
 }
 
-/// A layout: a preset or a file by name, or written out.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum LayoutName {
-    Named(String),
-    Written(Box<Layout>),
-}
+/// A layout: a preset or a file by name, or a table that is one.
+type LayoutName = toml::Value;
 
-impl LayoutName {
-    fn read(self, folder: &Path) -> Result<Layout, Error> {
-        match self {
-            LayoutName::Written(layout) => {
-                // Written out, it passes the checks of a file of its own.
-                Ok(Layout::from_toml(&layout.to_toml())?)
-            }
-            LayoutName::Named(name) if presets::text(&name).is_some() => Ok(presets::get(&name)?),
-            LayoutName::Named(name) => {
-                let path = folder.join(&name);
-                let text = std::fs::read_to_string(&path).map_err(|e| {
-                    Error::new(
-                        ErrorKind::Layout,
-                        format!("no layout is called `{name}`, and `{}`: {e}", path.display()),
-                    )
-                })?;
-                Ok(Layout::from_toml(&text)?)
-            }
-        }
+fn read_layout(said: &LayoutName, folder: &Path) -> Result<Layout, Error> {
+    let Some(name) = said.as_str() else {
+        // Written out, it is what a file of its own would be.
+        return Ok(Layout::from_toml(&toml::to_string(said).unwrap_or_default())?);
+    };
+    if presets::text(name).is_some() {
+        return Ok(presets::get(name)?);
     }
+    let path = folder.join(name);
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        let message = format!("no layout is called `{name}`, and `{}`: {e}", path.display());
+        Error::new(ErrorKind::Layout, message)
+    })?;
+    Ok(Layout::from_toml(&text)?)
 }
 
 /// A chain of packages on the CPU executor.
@@ -88,14 +76,13 @@ pub struct ChainPrefill {
 }
 
 impl ChainPrefill {
-    /// Opens the chain that `file` describes; `stated` says what neither it nor its packages do. `threads` 0 takes
-    /// all cores.
+    /// Opens the chain that `file` describes; `stated` says what neither it nor its packages do.
     ///
     /// # Errors
     ///
     /// When the file or a package cannot be read, when nobody states the model or a layout, when packages are of
     /// different models, when their functions are not the same, or when one does not take what the one before leaves.
-    pub fn open(file: &Path, threads: usize, stated: Stated) -> Result<ChainPrefill, Error> {
+    pub fn open(file: &Path, options: Options, stated: Stated) -> Result<ChainPrefill, Error> {
         let wrong = |what: String| Error::new(ErrorKind::Package, format!("`{}`: {what}", file.display()));
         let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
         let chain: ChainFile = toml::from_str(&text).map_err(|e| {
@@ -109,12 +96,12 @@ impl ChainPrefill {
             return Err(wrong("a chain has at least one [[stage]]".to_owned()));
         }
         let folder = file.parent().unwrap_or(Path::new("."));
-        let whole = chain.layout.map(|l| l.read(folder)).transpose()?.or(stated.layout);
+        let whole = chain.layout.map(|l| read_layout(&l, folder)).transpose()?.or(stated.layout);
         let mut stages = Vec::new();
         for stage in chain.stage {
-            let layout = stage.layout.map(|l| l.read(folder)).transpose()?;
+            let layout = stage.layout.map(|l| read_layout(&l, folder)).transpose()?;
             let path = folder.join(&stage.package);
-            stages.push(Stage::open(&path, stage.function, layout, threads)?);
+            stages.push(Stage::open(&path, stage.function, layout, &options)?);
         }
         stage::check_passing(&stages)?;
         let model = model(&stages, stated.model)?;
@@ -136,6 +123,8 @@ impl ChainPrefill {
                 (rows.ok_or_else(|| wrong("no package states a layout".to_owned()))?, past)
             }
         };
+        // Every layer has its place, before anything is run.
+        layout.tensor_names(&model.cache)?;
         let states = stages.iter_mut().try_fold(None, |rows: Option<usize>, stage| {
             let own = stage.state_rows(&layout, &model.cache)?;
             Ok::<_, Error>(match (rows, own) {
@@ -143,7 +132,16 @@ impl ChainPrefill {
                 (a, b) => a.or(b),
             })
         })?;
-        Ok(ChainPrefill { stages, model, layout, past, functions, states, threads, chunk_times: Vec::new() })
+        Ok(ChainPrefill {
+            stages,
+            model,
+            layout,
+            past,
+            functions,
+            states,
+            threads: options.threads,
+            chunk_times: Vec::new(),
+        })
     }
 
     /// The most tokens that it takes.

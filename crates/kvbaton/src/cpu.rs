@@ -1,14 +1,16 @@
 //! Prefill on the CPU: the package's program, run by `kvbaton-exec`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvbaton_exec::{Array, Executable, Options};
+use kvbaton_exec::{Array, Executable, Options, State};
 use kvbaton_layout::{Layout, LiveRows, ModelSpec, Placement, TensorInfo};
 use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, PAST_KEY, Package};
 
+use crate::activations::{Activations, Collector, Rows};
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
 use crate::functions::{Facts, PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
@@ -27,7 +29,9 @@ pub struct CpuPrefill {
     past: Option<Layout>,
     chunk_times: Vec<ChunkTime>,
     loaded: BTreeMap<String, Executable>,
-    threads: usize,
+    options: Options,
+    /// What the steps of a run reach, while somebody asks for it.
+    watched: Option<Activations>,
 }
 
 impl CpuPrefill {
@@ -53,7 +57,16 @@ impl CpuPrefill {
         let functions = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
-        Ok(CpuPrefill { package, model, layout, functions, past, chunk_times, loaded, threads })
+        let (options, watched) = (Options::with_threads(threads), None);
+        Ok(CpuPrefill { package, model, layout, functions, past, chunk_times, loaded, options, watched })
+    }
+
+    /// With other options; functions that are loaded already are loaded again.
+    #[must_use]
+    pub fn with_options(mut self, options: Options) -> CpuPrefill {
+        self.options = options;
+        self.loaded.clear();
+        self
     }
 
     /// The package.
@@ -72,6 +85,18 @@ impl CpuPrefill {
             most = most.max(self.load(&step.function)?.peak_bytes());
         }
         Ok(most)
+    }
+
+    /// Bytes that the functions loaded so far take together, as computed when they were loaded; `None` when one of
+    /// them could not say. Weights that functions share count once.
+    pub fn computed_bytes(&self) -> Option<u64> {
+        let (mut shared, mut own) = (0, 0);
+        for executable in self.loaded.values() {
+            let footprint = executable.footprint()?;
+            shared = shared.max(footprint.mapped_bytes + footprint.weight_bytes);
+            own += footprint.activation_bytes + footprint.output_bytes + footprint.state_bytes;
+        }
+        Some(shared + own)
     }
 
     /// The most tokens that it takes: those of its longest function, or rows of its largest context.
@@ -98,7 +123,7 @@ impl CpuPrefill {
             }
             return Ok(done);
         };
-        let (rows, model, threads) = (self.layout.clone(), self.model.clone(), self.threads);
+        let (rows, model, threads) = (self.layout.clone(), self.model.clone(), self.options.threads);
         let chain = Chain { rows: &rows, past: &past, model: &model, threads };
         let done = chain.run(self, &steps, tokens, sink.unwrap_or(&mut |_, _| Ok(())))?;
         self.chunk_times = done.times;
@@ -121,10 +146,12 @@ impl CpuPrefill {
         let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
         let start = Instant::now();
         let mut state = executable.new_state()?;
-        let mut outputs = executable.run_with(&inputs, &mut state)?;
+        let pad = (layout.placement == Placement::LeftPadded).then(|| step.length - tokens.len());
+        let live = pad.unwrap_or(0)..pad.unwrap_or(0) + tokens.len();
+        let mut outputs = self.execute(step, &inputs, live, &mut state)?;
         let seconds = start.elapsed().as_secs_f64();
         // A stateful program leaves its cache there.
-        for feature in executable.states() {
+        for feature in self.loaded[&step.function].states() {
             outputs.push((feature.name.clone(), state.array(&feature.name)?));
         }
 
@@ -138,7 +165,6 @@ impl CpuPrefill {
                 tensors.push(tensor);
             }
         }
-        let pad = (layout.placement == Placement::LeftPadded).then(|| step.length - tokens.len());
         let live = LiveRows { pad, ..LiveRows::seen(tokens.len()) };
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
@@ -147,9 +173,32 @@ impl CpuPrefill {
         Ok(Prefilled { cache, logits, report })
     }
 
+    /// Runs a loaded function; shows every result to the one who asked what a prompt reaches.
+    fn execute(
+        &mut self,
+        step: &Step,
+        inputs: &[(&str, Array)],
+        live: Range<usize>,
+        state: &mut State,
+    ) -> Result<Vec<(String, Array)>, Error> {
+        let executable = &self.loaded[&step.function];
+        let Some(watched) = &mut self.watched else { return Ok(executable.run_with(inputs, state)?) };
+        let program = self.package.function(Some(&step.function))?;
+        let numerics = self.options.numerics.name();
+        let rows = Rows { all: step.length, live, first: step.first };
+        let mut collector = Collector::new(&self.package, program, &self.layout.inputs, numerics, rows);
+        let outputs = executable.run_observed(inputs, state, &mut |observed| collector.see(&observed))?;
+        watched.merge(collector.finish());
+        Ok(outputs)
+    }
+
     fn load(&mut self, function: &str) -> Result<&Executable, Error> {
         if !self.loaded.contains_key(function) {
-            let options = Options::with_threads(self.threads);
+            // Other functions keep their buffers; weights are shared.
+            let held: u64 =
+                self.loaded.values().filter_map(Executable::footprint).map(|f| f.activation_bytes).sum();
+            let limit = self.options.max_memory.map(|limit| limit.saturating_sub(held));
+            let options = self.options.clone().with_max_memory(limit);
             let mut executable = Executable::load(self.package.clone(), function, &options)?;
             if let Some(other) = self.loaded.values().next() {
                 executable = executable.sharing_memory_with(other);
@@ -273,7 +322,8 @@ impl RunStep for CpuPrefill {
             executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
         let inputs = inputs::build_after(&layout, &wanted, tokens, step.length, step.first, past)?;
         let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
-        Ok(executable.run(&inputs)?)
+        let mut state = executable.new_state()?;
+        self.execute(step, &inputs, 0..tokens.len(), &mut state)
     }
 }
 
@@ -311,5 +361,12 @@ impl Prefill for CpuPrefill {
 
     fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
         self.run(tokens, Some(sink))
+    }
+
+    fn activations(&mut self, tokens: &[u32]) -> Result<Activations, Error> {
+        self.watched = Some(Activations::none(self.options.numerics.name()));
+        let ran = self.run(tokens, None);
+        let watched = self.watched.take();
+        ran.map(|_| watched.unwrap_or_else(|| Activations::none(self.options.numerics.name())))
     }
 }

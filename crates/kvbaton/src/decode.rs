@@ -80,12 +80,12 @@ pub struct CpuDecode {
 }
 
 impl CpuDecode {
-    /// Opens a package that says of itself what its states are. `threads` 0 takes all cores.
+    /// Opens a package that says of itself what its states are.
     ///
     /// # Errors
     ///
     /// When the package cannot be read or run, states neither its layout nor its model, or does not decode.
-    pub fn open(path: &Path, threads: usize) -> Result<CpuDecode, Error> {
+    pub fn open(path: &Path, options: &Options) -> Result<CpuDecode, Error> {
         let package = Arc::new(Package::open(path)?);
         let (layout, model) = agree(package.path(), package.metadata(), Stated::default())?;
         let Some(Declared { name, tokens: 1, context: Some(capacity), .. }) =
@@ -98,7 +98,7 @@ impl CpuDecode {
             return Err(Error::new(ErrorKind::Package, message)
                 .hint("export one with --kind decode; a package that prefills goes to --prefill"));
         };
-        let program = Executable::load(package, &name, &Options::with_threads(threads))?;
+        let program = Executable::load(package, &name, options)?;
         let names = layout.tensor_names(&model.cache)?;
         if let Some(missing) = names.iter().find(|n| !program.states().iter().any(|s| s.name == **n)) {
             let message = format!("layout `{}` names a state `{missing}` that `{name}` lacks", layout.name);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvbaton_runtime::{Call, Units, is_compiled};
 
-use crate::{CpuPrefill, Error, ErrorKind, Prefill, Stated};
+use crate::{CpuOptions, CpuPrefill, Error, ErrorKind, Prefill, Stated};
 
 /// An engine that runs packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,8 +61,8 @@ pub struct EngineOptions {
     pub engine: Option<Engine>,
     /// Where Core ML may run it; all units, and fewer when those fail, when absent.
     pub units: Option<Units>,
-    /// Threads of the executor; 0 takes all cores.
-    pub threads: usize,
+    /// How the executor runs it.
+    pub cpu: CpuOptions,
     /// How long Core ML may take to load a model, its compilation included.
     pub timeout: Option<Duration>,
     /// What the package does not say of itself.
@@ -97,7 +97,8 @@ pub fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefi
                 return Err(Error::new(ErrorKind::Unavailable, message)
                     .hint("give the .mlpackage that it was compiled from"));
             }
-            Ok(Box::new(CpuPrefill::open_stated(path, options.threads, options.stated)?))
+            let prefill = CpuPrefill::open_stated(path, options.cpu.threads, options.stated)?;
+            Ok(Box::new(prefill.with_options(options.cpu)))
         }
     }
 }

@@ -189,7 +189,16 @@ impl From<MilError> for Error {
 
 impl From<ExecError> for Error {
     fn from(e: ExecError) -> Error {
-        Error::caused(ErrorKind::Program, e)
+        match &e {
+            ExecError::Memory { needed_bytes, limit_bytes, .. } => {
+                let (needed, limit) = (*needed_bytes, *limit_bytes);
+                Error::caused(ErrorKind::Capacity, e)
+                    .field("needed_bytes", needed)
+                    .field("limit_bytes", limit)
+                    .hint("raise --max-memory, keep compressed weights with --weights streamed, or use a shorter function")
+            }
+            _ => Error::caused(ErrorKind::Program, e),
+        }
     }
 }
 

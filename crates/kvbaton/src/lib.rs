@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod accelerated;
+mod activations;
 #[cfg(target_os = "macos")]
 mod apple;
 pub mod bench;
@@ -36,6 +37,7 @@ mod view;
 mod work;
 
 pub use accelerated::RuntimePrefill;
+pub use activations::{Activation, Activations, Overflow};
 pub use chain::ChainPrefill;
 pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
@@ -47,6 +49,7 @@ pub use engine::{Engine, EngineOptions, Waiting, open_prefill};
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
+pub use kvbaton_exec::{Numerics, Options as CpuOptions, WeightStorage};
 pub use kvbaton_layout as layout;
 pub use kvbaton_memory::Bytes;
 pub use kvbaton_mil as mil;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use kvbaton_layout::{CacheSpec, Layout, ModelSpec};
 
-use crate::{CacheView, ChunkTime, Error, ErrorKind, PrefillReport};
+use crate::{Activations, CacheView, ChunkTime, Error, ErrorKind, PrefillReport};
 
 /// A function of a package that prefills.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +79,12 @@ pub trait Prefill: Send {
     /// cache still holds the buffers.
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error>;
 
+    /// Bytes that the functions that ran take, computed when they were loaded; `None` for engines that do not
+    /// compute it.
+    fn computed_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// What each chunk of the last prefill cost; nothing if it took one function.
     fn chunk_times(&self) -> &[ChunkTime] {
         &[]
@@ -97,6 +103,17 @@ pub trait Prefill: Send {
         let done = self.prefill(tokens)?;
         sink(&done.cache, 0..i64::try_from(done.cache.tokens_seen()).unwrap_or(i64::MAX))?;
         Ok(done)
+    }
+
+    /// Runs the prompt one operation at a time and reports the largest activation that it reaches, and every value
+    /// that is infinite, no number, or beyond fp16.
+    ///
+    /// # Errors
+    ///
+    /// As [`Prefill::prefill`], and on engines that do not show what happens inside.
+    fn activations(&mut self, _tokens: &[u32]) -> Result<Activations, Error> {
+        let message = format!("the engine `{}` does not show activations", self.engine());
+        Err(Error::new(ErrorKind::Unavailable, message).hint("the CPU executor does"))
     }
 }
 

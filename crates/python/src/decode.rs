@@ -26,7 +26,9 @@ impl NativeDecode {
     #[new]
     #[pyo3(signature = (path, threads=0))]
     fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativeDecode> {
-        let engine = py.detach(|| CpuDecode::open(&path, threads)).map_err(to_python)?;
+        let engine = py
+            .detach(|| CpuDecode::open(&path, &kvbaton::CpuOptions::with_threads(threads)))
+            .map_err(to_python)?;
         Ok(NativeDecode(Mutex::new(Box::new(engine))))
     }
 

@@ -96,6 +96,7 @@ impl Host for PyHost {
                 options.set_item("chunk", request.chunk)?;
                 options.set_item("split", request.split)?;
                 options.set_item("kv_outputs", &request.kv_outputs)?;
+                options.set_item("quantize", &request.quantize)?;
                 options.set_item("force", request.force)?;
                 options.set_item("progress", report)?;
                 host.call_method("export", (&request.model, &request.out), Some(&options))
@@ -197,8 +198,8 @@ impl Decoder for PyDecoder {
         parse(&call(&self.0, |d| d.call_method1("prefill", (tokens.to_vec(),)), text)?)
     }
 
-    fn forget(&mut self, memory: bool) {
-        let _ = call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()));
+    fn forget(&mut self, memory: bool) -> Result<(), Error> {
+        call(&self.0, |d| d.call_method1("forget", (memory,)), |_| Ok(()))
     }
 
     fn generate(

@@ -8,14 +8,14 @@ use std::time::Duration;
 use kvbaton::fake::{FakePrefill, Habits};
 use kvbaton::runtime::Units;
 use kvbaton::{
-    ChainPrefill, EngineOptions, Error, ErrorKind, HandoffReport, Prefill, SharedPrefill, StreamOptions,
-    Threads, Wanted, open_prefill, prefill_into,
+    ChainPrefill, CpuOptions, EngineOptions, Error, ErrorKind, HandoffReport, Numerics, Prefill,
+    SharedPrefill, Stated, StreamOptions, Threads, Wanted, WeightStorage, open_prefill, prefill_into,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arrays::{Named, Targets};
-use crate::errors::to_python;
+use crate::errors::{model, to_python};
 use crate::operations::json;
 use crate::view::{NativeView, cache_spec, live_rows, overflow, read_layout};
 
@@ -35,16 +35,26 @@ fn open(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> 
     let inside = path.join("chain.toml");
     let file = if inside.is_file() { &inside } else { path };
     if file.extension().is_some_and(|e| e == "toml") {
-        return Ok(Box::new(ChainPrefill::open(file, options.threads, options.stated)?));
+        return Ok(Box::new(ChainPrefill::open(file, options.cpu, options.stated)?));
     }
     open_prefill(path, options)
 }
 
+fn unknown(what: &str, value: &str, known: &[&str]) -> PyErr {
+    let message = format!("{what} `{value}` is not one of {}", known.join(", "));
+    to_python(Error::new(ErrorKind::Usage, message).field(what, value))
+}
+
 #[pymethods]
 impl NativePrefill {
-    /// Opens the package at `path`.
+    /// Opens the package at `path`; `numerics` is one of `f32`, `f16-storage`, `f16-accumulate`, `weights` one of
+    /// `resident`, `streamed`; `layout` and `model_json` say what a package does not say of itself.
     #[new]
-    #[pyo3(signature = (path, threads=0, engine=None, compute_units=None, engine_timeout=None))]
+    #[pyo3(signature = (
+        path, threads=0, engine=None, compute_units=None, engine_timeout=None, numerics="f16-storage",
+        weights="resident", max_memory=None, layout=None, model_json=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -52,6 +62,11 @@ impl NativePrefill {
         engine: Option<&str>,
         compute_units: Option<&str>,
         engine_timeout: Option<f64>,
+        numerics: &str,
+        weights: &str,
+        max_memory: Option<u64>,
+        layout: Option<&str>,
+        model_json: Option<&str>,
     ) -> PyResult<NativePrefill> {
         let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
         let engine = engine.map(str::parse).transpose().map_err(to_python)?;
@@ -59,7 +74,19 @@ impl NativePrefill {
         let timeout = engine_timeout.map(Duration::try_from_secs_f64).transpose();
         let timeout =
             timeout.map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?;
-        let options = EngineOptions { engine, units, threads, timeout, ..EngineOptions::default() };
+        let stated = Stated {
+            layout: layout.map(read_layout).transpose()?,
+            model: model_json.map(model).transpose()?,
+        };
+        let numerics = Numerics::from_name(numerics)
+            .ok_or_else(|| unknown("numerics", numerics, &Numerics::ALL.map(Numerics::name)))?;
+        let weights = WeightStorage::from_name(weights)
+            .ok_or_else(|| unknown("weights", weights, &WeightStorage::ALL.map(WeightStorage::name)))?;
+        let cpu = CpuOptions::with_threads(threads)
+            .with_numerics(numerics)
+            .with_weights(weights)
+            .with_max_memory(max_memory);
+        let options = EngineOptions { engine, units, cpu, timeout, stated, ..EngineOptions::default() };
         let engine = py.detach(|| open(&path, options)).map_err(to_python)?;
         Ok(NativePrefill(Arc::new(Mutex::new(engine))))
     }
@@ -120,6 +147,12 @@ impl NativePrefill {
     /// Loads what a prompt of `tokens` tokens needs.
     fn prepare(&self, py: Python<'_>, tokens: usize) -> PyResult<()> {
         self.detached(py, |e| e.prepare(tokens)).map_err(to_python)
+    }
+
+    /// Runs the prompt one operation at a time; what its activations are like, as JSON.
+    fn activations(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<String> {
+        let found = self.detached(py, |e| e.activations(&tokens)).map_err(to_python)?;
+        serde_json::to_string(&found).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
     }
 
     /// Runs the prompt: the cache, the logits as float32 bytes, and the report as JSON.

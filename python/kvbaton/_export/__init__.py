@@ -19,6 +19,7 @@ from .errors import ExportError
 from .function import FUNCTIONS_KEY, FunctionPlan, Kind, Part, plan_functions, split_layers
 from .layout import KvGroup, KvOutputs, kv_groups, layout_toml
 from .package import require_coremltools, write_package
+from .quantize import Quantize, Quantizer, check_scheme
 from .weights import Half, Weights
 
 __all__ = ["ExportError", "ExportReport", "KvOutputs", "export", "read_model_spec"]
@@ -50,6 +51,7 @@ class ExportReport:
     packages: tuple[str, ...]
     weights_digest: str
     dequantized: bool
+    quantize: Quantize | None
     bytes: int
     seconds: float
 
@@ -64,6 +66,7 @@ def export(
     chunk: int = 512,
     split: int | None = None,
     kv_outputs: KvOutputs = "stacked",
+    quantize: Quantize | None = None,
     force: bool = False,
     progress: Progress | None = None,
     digest: Digest | None = None,
@@ -76,7 +79,8 @@ def export(
     folder of as many packages, each with some of the layers, and a ``chain.toml`` that says how they follow one
     another.
 
-    ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. An existing ``out``
+    ``model`` is a folder that ``mlx_lm.load`` takes; quantised weights are dequantised. ``quantize`` stores
+    projections and embeddings in fewer bits (see ``quantize.py``). An existing ``out``
     is replaced only with ``force``; a failure or an interrupt leaves what was there. ``progress(stage, done,
     total)`` is called between steps. ``digest(folder)`` gives the text stored as ``weights_digest``; by
     default the native module computes it.
@@ -88,6 +92,7 @@ def export(
     report = progress or (lambda stage, done, total: None)
     model, out = Path(model), Path(out)
     config = read_config(model)
+    quantizer = check_scheme(quantize)
     contexts = tuple(context)
     if kind == "decode" and not contexts:
         contexts = (min(DECODE_CONTEXT, config.max_positions or DECODE_CONTEXT),)
@@ -106,12 +111,14 @@ def export(
     weights_digest = (digest or _native_digest)(model)
     report("digest", 1, 1)
 
-    build = _Builds(config, weights, plans, report)
+    build = _Builds(config, weights, plans, quantizer, report)
     metadata = {
         "kvbaton.format": "1",
         "kvbaton.model": json.dumps({**config.spec(), "weights_digest": weights_digest}),
         FUNCTIONS_KEY: json.dumps([plan.json() for plan in plans]),
     }
+    if quantize is not None:
+        metadata["kvbaton.quantize"] = quantize
     names = tuple(f"part_{index}.mlpackage" for index in range(len(parts))) if split is not None else ()
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as aside:
         written = Path(aside) / out.name
@@ -143,6 +150,7 @@ def export(
         packages=names,
         weights_digest=weights_digest,
         dequantized=config.quantization is not None,
+        quantize=quantize,
         bytes=size,
         seconds=time.perf_counter() - started,
     )
@@ -175,9 +183,11 @@ class _Builds:
         config: ModelConfig,
         weights: Weights,
         plans: Sequence[FunctionPlan],
+        quantizer: Quantizer | None,
         report: Progress,
     ) -> None:
         self.config, self.weights, self.plans, self.report = config, weights, plans, report
+        self.quantizer = quantizer
         self.loaded: dict[str, Half] = {}
         self.done = 0
 
@@ -191,10 +201,14 @@ class _Builds:
 
         made: dict[str, object] = {}
         for plan in self.plans:
-            made[plan.name] = build_function(self.config, self.take, plan, part, groups, self._layer_done)
+            made[plan.name] = build_function(
+                self.config, self.take, plan, part, groups, self.quantizer, self._layer_done
+            )
         # The next part needs other weights, but for those of the embedding, which the head may share.
         shared = "model.embed_tokens.weight"
         self.loaded = {name: value for name, value in self.loaded.items() if name == shared}
+        if self.quantizer is not None:
+            self.quantizer.forget(shared)
         return made
 
     def _layer_done(self) -> None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from .config import ModelConfig
 from .function import FunctionPlan, Part
 from .layout import KvGroup
 from .past import FLOAT16, INT32, Kind, NoPast, Past, PastInputs, States, past_shapes
+from .quantize import Quantizer
 from .weights import Half
 
 OPSET = target.iOS18
@@ -55,6 +57,7 @@ def build_function(
     plan: FunctionPlan,
     part: Part,
     groups: list[KvGroup],
+    quantizer: Quantizer | None = None,
     layer_done: Callable[[], None] = lambda: None,
 ) -> Function:
     """Builds ``plan`` for a part of the model; ``take(name, shape)`` gives each weight.
@@ -86,15 +89,18 @@ def build_function(
             past = States(config, plan.rows, plan.context, groups, values)
         else:
             past = PastInputs(config, plan.rows, plan.context, groups, values)
-        function.set_outputs(_Builder(config, take, past, part).body(values, groups, layer_done))
+        function.set_outputs(_Builder(config, take, past, part, quantizer).body(values, groups, layer_done))
     return function
 
 
 class _Builder:
     """Emits ops into the function being built; S is its number of rows, E the hidden size."""
 
-    def __init__(self, config: ModelConfig, take: Take, past: Past, part: Part) -> None:
+    def __init__(
+        self, config: ModelConfig, take: Take, past: Past, part: Part, quantizer: Quantizer | None
+    ) -> None:
         self.config, self.take, self.past, self.part = config, take, past, part
+        self.quantizer = quantizer
         self.rows = past.rows
         self.constants: dict[str, Var] = {}
         self.residual = RESIDUAL if config.gemma else 1.0
@@ -267,7 +273,20 @@ class _Builder:
         return mb.linear(x=x, weight=self.weight(name, (outputs, inputs)), bias=offset)
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Var:
-        return self.constant(name.replace(".", "_"), lambda: self.take(name, shape))
+        plain = name.replace(".", "_")
+        if self.quantizer is None or len(shape) != 2:
+            return self.constant(plain, lambda: self.take(name, shape))
+        # Matrices: projections and embeddings.
+        if plain not in self.constants:
+            parts = self.quantizer.quantized(name, lambda: self.take(name, shape))
+            stored = {
+                part: self.constant(f"{plain}_{part}", partial(parts.__getitem__, part)) for part in parts
+            }
+            if "lut" in stored:
+                self.constants[plain] = mb.constexpr_lut_to_dense(**stored, name=plain)
+            else:
+                self.constants[plain] = mb.constexpr_blockwise_shift_scale(**stored, name=plain)
+        return self.constants[plain]
 
     def constant(self, name: str, value: Callable[[], Half]) -> Var:
         """A constant stored once for all functions of the package: its weight_id is its name."""

@@ -101,11 +101,25 @@ fn prefill(verb: &BenchPrefill, host: Option<&dyn Host>, printer: &Printer) -> R
         printer.document(&json!({"machine": Machine::here(), "rows": rows}));
         return Ok(());
     }
-    let header = ["engine", "dtype", "tokens", "threads", "median", "tokens/s", "times the first"];
+    let header = [
+        "engine",
+        "dtype",
+        "tokens",
+        "threads",
+        "median",
+        "tokens/s",
+        "times the first",
+        "peak memory",
+        "computed",
+    ];
     let mut cells = vec![header.map(str::to_owned).to_vec()];
     cells.extend(rows.iter().map(|row| prefill_cells(row, &rows[0])));
     printer.data(&table(&cells));
     Ok(())
+}
+
+fn size(n: Option<u64>) -> String {
+    n.and_then(|n| usize::try_from(n).ok()).map_or_else(|| "-".to_owned(), bytes)
 }
 
 fn prefill_cells(row: &PrefillRow, first: &PrefillRow) -> Vec<String> {
@@ -117,5 +131,7 @@ fn prefill_cells(row: &PrefillRow, first: &PrefillRow) -> Vec<String> {
         seconds(row.seconds.median),
         format!("{:.0}", row.tokens_per_second),
         format!("{:.2}", row.seconds.median / first.seconds.median),
+        size(row.peak_bytes),
+        size(row.computed_bytes),
     ]
 }

@@ -4,7 +4,7 @@ use kvbaton::Error;
 
 use super::need_host;
 use crate::Host;
-use crate::args::{Export, ExportKind, KvOutputs};
+use crate::args::{Export, ExportKind, KvOutputs, Quantize};
 use crate::host::ExportRequest;
 use crate::printer::{Printer, bytes};
 
@@ -28,6 +28,14 @@ pub(crate) fn run(verb: &Export, host: Option<&dyn Host>, printer: &Printer) -> 
         chunk: verb.chunk,
         split: verb.split,
         kv_outputs: kv_outputs.to_owned(),
+        quantize: verb.quantize.map(|q| {
+            let name = match q {
+                Quantize::Int8 => "int8",
+                Quantize::Int4Block32 => "int4-block32",
+                Quantize::Lut6 => "lut6",
+            };
+            name.to_owned()
+        }),
         force: verb.force,
     };
     let bar = printer.progress();

@@ -1,19 +1,99 @@
 //! `kvbaton inspect`.
 
-use kvbaton::Error;
-use kvbaton::mil::{FeatureInspection, FunctionInspection, Inspection, Package, inspect};
+use kvbaton::mil::{FeatureInspection, FunctionInspection, Inspection, MODEL_KEY, Package, inspect};
+use kvbaton::{Activation, Activations, CpuPrefill, Error, ErrorKind, Prefill, Stated};
+use serde::Serialize;
 
+use super::{described, layout, need_host, need_tokenizer, parse_ids, read_text};
+use crate::Host;
 use crate::args::Inspect;
 use crate::printer::{Printer, bytes, table};
 
-pub(crate) fn run(verb: &Inspect, printer: &Printer) -> Result<(), Error> {
-    let inspection = inspect(&Package::open(&verb.file)?);
+/// The JSON document.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    package: &'a Inspection,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    activations: Option<Activations>,
+}
+
+pub(crate) fn run(verb: &Inspect, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
+    let package = Package::open(&verb.file)?;
+    let inspection = inspect(&package);
+    let tokens = prompt(verb, host)?;
+    let activations = tokens.map(|tokens| activations(verb, &package, host, &tokens)).transpose()?;
     if printer.is_json() {
-        printer.document(&inspection);
-    } else {
-        printer.data(&text(&inspection));
+        printer.document(&Report { package: &inspection, activations });
+        return Ok(());
+    }
+    printer.data(&text(&inspection));
+    if let Some(activations) = activations {
+        printer.data(&activations_text(&activations));
     }
     Ok(())
+}
+
+/// The ids of the prompt, if one is given.
+fn prompt(verb: &Inspect, host: Option<&dyn Host>) -> Result<Option<Vec<u32>>, Error> {
+    if let Some(path) = &verb.prompt.prompt_tokens {
+        return parse_ids(&read_text(path)?, &path.display().to_string()).map(Some);
+    }
+    let Some(text) = &verb.prompt.prompt else { return Ok(None) };
+    let Some(folder) = &verb.model else {
+        return Err(Error::new(ErrorKind::Usage, "--prompt needs the model's tokenizer")
+            .hint("name its folder with --model DIR, or give ids with --prompt-tokens FILE"));
+    };
+    let host = need_host(host, "inspect --prompt")?;
+    need_tokenizer(folder, host)?.encode(text, verb.ignore_chat_template).map(Some)
+}
+
+fn activations(
+    verb: &Inspect,
+    package: &Package,
+    host: Option<&dyn Host>,
+    tokens: &[u32],
+) -> Result<Activations, Error> {
+    // Where the package says what its model is, the folder serves for its tokenizer alone.
+    let folder = verb.model.as_ref().filter(|_| !package.metadata().contains_key(MODEL_KEY));
+    let model = folder.map(|f| described(f, need_host(host, "inspect --model")?)).transpose()?;
+    let layout = verb.layout.as_deref().map(layout).transpose()?;
+    let engine = CpuPrefill::open_stated(&verb.file, verb.threads, Stated { layout, model })?;
+    engine.with_options(verb.executor.options(verb.threads)).activations(tokens)
+}
+
+fn activations_text(found: &Activations) -> String {
+    let mut out = format!(
+        "\nprompt of {} tokens on {}, numerics {}: {} results ({} masked ones left out)\n",
+        found.tokens,
+        found.functions.join(", "),
+        found.numerics,
+        found.results,
+        found.masked_results
+    );
+    let place = |a: &Activation| {
+        let layer = a.layer.map_or_else(String::new, |l| format!(", layer {l}"));
+        let position = a.position.map_or_else(String::new, |p| format!(", position {p}"));
+        format!("{} `{}`{layer}{position}, index {:?}", a.op, a.output, a.index)
+    };
+    let largest = match &found.largest {
+        Some(a) => vec!["  largest activation".to_owned(), a.value.to_string(), place(a)],
+        None => vec!["  largest activation".to_owned(), "none".to_owned(), "no value is finite".to_owned()],
+    };
+    let first = found.first_overflow.as_ref().map_or_else(String::new, |o| {
+        let layer = o.layer.map_or_else(String::new, |l| format!(", layer {l}"));
+        format!("first in {} `{}`{layer}", o.op, o.output)
+    });
+    let count = |what: &str, n: u64| {
+        vec![format!("  {what}"), n.to_string(), if n > 0 { first.clone() } else { String::new() }]
+    };
+    out += &table(&[
+        largest,
+        count("infinite", found.infinite),
+        count("NaN", found.nan),
+        count("beyond fp16", found.beyond_half),
+    ]);
+    out
 }
 
 fn text(package: &Inspection) -> String {

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use kvbaton::plan::route::Engine;
 use kvbaton::{
-    CpuDecode, CpuPrefill, Decode, Error, ErrorKind, HandoffReport, Prefill, PrefillReport, SharedPrefill,
-    Waived, check_compatible,
+    CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, HandoffReport, Prefill, PrefillReport,
+    SharedPrefill, Waived, check_compatible,
 };
 
 use crate::Host;
@@ -53,7 +53,7 @@ impl Bench<'_> {
         threads: usize,
     ) -> Result<Self, Error> {
         let Some(path) = path else { return Ok(self) };
-        let engine = CpuDecode::open(path, threads)?;
+        let engine = CpuDecode::open(path, &CpuOptions::with_threads(threads))?;
         let model = self.host.model_spec(&request.folder)?;
         check_compatible(engine.model(), &model, Waived { weights: true })?;
         self.package = Some(Box::new(PackageDecoder::new(Box::new(engine), None, threads)));
@@ -71,7 +71,7 @@ impl Bench<'_> {
     /// A Core ML package prefills, MLX decodes.
     pub(crate) fn split(&mut self, tokens: &[u32], mode: Mode) -> Result<Measured, Error> {
         let engine = self.engine.clone().expect("only benches with a package split");
-        self.decoder.forget(!mode.warm);
+        self.decoder.forget(!mode.warm)?;
         let rows = &tokens[..tokens.len() - 1];
         engine.lock().unwrap_or_else(|e| e.into_inner()).prepare(rows.len())?;
         let start = Instant::now();
@@ -89,7 +89,7 @@ impl Bench<'_> {
 
     /// MLX does both.
     pub(crate) fn alone(&mut self, tokens: &[u32]) -> Result<Measured, Error> {
-        self.decoder.forget(false);
+        self.decoder.forget(false)?;
         let start = Instant::now();
         let prefill = self.decoder.prefill(tokens)?;
         let before = start.elapsed().as_secs_f64();
@@ -102,7 +102,7 @@ impl Bench<'_> {
     pub(crate) fn packaged(&mut self, tokens: &[u32], prefill: Engine) -> Result<Measured, Error> {
         let (host, rows) = (self.host, &tokens[..tokens.len() - 1]);
         let package = self.package.as_mut().expect("only benches with a decode package hand over to one");
-        package.forget(false);
+        package.forget(false)?;
         if let (Engine::CoreMl, Some(engine)) = (prefill, &self.engine) {
             engine.lock().unwrap_or_else(|e| e.into_inner()).prepare(rows.len())?;
         }

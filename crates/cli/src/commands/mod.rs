@@ -16,12 +16,16 @@ pub(crate) mod verify;
 use std::path::Path;
 use std::time::Duration;
 
-use kvbaton::layout::{CacheSpec, DType, Layout, presets};
+use kvbaton::layout::{CacheSpec, DType, Layout, ModelSpec, presets};
 use kvbaton::runtime::Units;
-use kvbaton::{Engine, EngineOptions, Error, ErrorKind, Stated, bench::shape};
+use kvbaton::{
+    CpuOptions, DigestCache, Engine, EngineOptions, Error, ErrorKind, Numerics, Stated, WeightStorage,
+    bench::shape,
+};
 
 use crate::Host;
-use crate::args::{EngineName, FloatType, Runtime, UnitsName};
+use crate::args::{EngineName, Executor, FloatType, Rounding, Runtime, UnitsName, Weights};
+use crate::host::Tokenizer;
 use crate::printer::Printer;
 
 impl FloatType {
@@ -49,7 +53,7 @@ impl Runtime {
                 UnitsName::CpuAndGpu => Units::CpuAndGpu,
                 UnitsName::Cpu => Units::Cpu,
             }),
-            threads,
+            cpu: self.executor.options(threads),
             timeout: self.engine_timeout.map(Duration::from_secs),
             stated,
             // Compiling for the Neural Engine takes minutes: whoever watches is told, once a second.
@@ -58,6 +62,59 @@ impl Runtime {
             })),
         }
     }
+}
+
+impl Executor {
+    /// Options of the CPU executor.
+    pub(crate) fn options(&self, threads: usize) -> CpuOptions {
+        let numerics = match self.numerics {
+            Rounding::F32 => Numerics::F32,
+            Rounding::F16Storage => Numerics::F16Storage,
+            Rounding::F16Accumulate => Numerics::F16Accumulate,
+        };
+        let weights = match self.weights {
+            Weights::Resident => WeightStorage::Resident,
+            Weights::Streamed => WeightStorage::Streamed,
+        };
+        CpuOptions::with_threads(threads)
+            .with_numerics(numerics)
+            .with_weights(weights)
+            .with_max_memory(self.max_memory)
+    }
+}
+
+/// What a folder says of its model, its weights' digest included.
+pub(crate) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
+    let digest = DigestCache::of_user().weights_digest(folder)?;
+    Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
+}
+
+/// Token ids as a JSON list, or separated by white space or commas.
+pub(crate) fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
+    text.trim()
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            word.parse().map_err(|_| {
+                Error::new(ErrorKind::Usage, format!("`{word}` in `{file}` is no token id"))
+                    .hint("token ids are whole numbers, as a JSON list or separated by white space")
+            })
+        })
+        .collect()
+}
+
+/// A folder's tokenizer.
+pub(crate) fn need_tokenizer<'a>(
+    folder: &Path,
+    host: &'a dyn Host,
+) -> Result<Box<dyn Tokenizer + 'a>, Error> {
+    host.tokenizer(folder)?.ok_or_else(|| {
+        Error::new(ErrorKind::Usage, format!("`{}` has no tokenizer", folder.display()))
+            .hint("give ids with --prompt-tokens")
+            .field("folder", folder.display().to_string())
+    })
 }
 
 /// The host, or how to get one.

@@ -6,7 +6,7 @@ use kvbaton::bench::{Machine as Facts, shape};
 use kvbaton::layout::{CacheSpec, DType, ModelSpec};
 use kvbaton::plan::route::{Choice, Machine, ModelWork, Objective, Package, Request, choose};
 use kvbaton::{
-    CpuDecode, CpuPrefill, Decode, Error, ErrorKind, Prefill, built_in_work, machine, model_work,
+    CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, Prefill, built_in_work, machine, model_work,
     this_machine,
 };
 
@@ -108,7 +108,7 @@ pub(crate) fn prefill_package(path: &Path, subject: &Subject, threads: usize) ->
 
 /// A package that decodes, as far as its cost goes. It must be of `subject`'s model.
 pub(crate) fn decode_package(path: &Path, subject: &Subject, threads: usize) -> Result<Package, Error> {
-    let engine = CpuDecode::open(path, threads)?;
+    let engine = CpuDecode::open(path, &CpuOptions::with_threads(threads))?;
     if let Some(model) = &subject.model {
         kvbaton::check_compatible(engine.model(), model, kvbaton::Waived { weights: true })?;
     }

@@ -13,7 +13,7 @@ use kvbaton::{
 use serde::Serialize;
 
 use super::decision::{Cost, Decision, taken};
-use super::{layout, need_host, read_text};
+use super::{described, layout, need_host, need_tokenizer, parse_ids, read_text};
 use crate::Host;
 use crate::args::{Different, Foreign, Prompt, Run};
 use crate::host::{Decoder, DecoderRequest, Generated, Prefiller, Tokenizer};
@@ -72,7 +72,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
             let message = "--dtype is for MLX models: a package's types are its own";
             return Err(Error::new(ErrorKind::Usage, message));
         }
-        let engine = CpuDecode::open(&verb.decode, verb.threads)?;
+        let engine = CpuDecode::open(&verb.decode, &verb.runtime.executor.options(verb.threads))?;
         check_package(producer.model(), engine.model(), waived)?;
         Box::new(PackageDecoder::new(Box::new(engine), tokenizer(verb, host)?, verb.threads))
     } else {
@@ -96,7 +96,7 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
     if let Some(package) = verb.decode_package.as_deref()
         && taken.route.is_some_and(|r| r.decode() == Engine::CoreMl)
     {
-        let engine = CpuDecode::open(package, verb.threads)?;
+        let engine = CpuDecode::open(package, &verb.runtime.executor.options(verb.threads))?;
         check_package(producer.model(), engine.model(), waived)?;
         decoder =
             Box::new(PackageDecoder::new(Box::new(engine), host.tokenizer(&verb.decode)?, verb.threads));
@@ -215,7 +215,11 @@ fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) -> Result<Pro
     }
     if let Some(file) = chain {
         let stated = Stated { layout, model: described()? };
-        return Ok(Producer::Engine(Box::new(ChainPrefill::open(&file, verb.threads, stated)?)));
+        return Ok(Producer::Engine(Box::new(ChainPrefill::open(
+            &file,
+            verb.runtime.executor.options(verb.threads),
+            stated,
+        )?)));
     }
     if !is_package(&verb.prefill) && verb.prefill.join("config.json").is_file() {
         if layout.is_some() || foreign.model.is_some() {
@@ -240,14 +244,6 @@ fn chain_file(path: &Path) -> Option<PathBuf> {
     inside.is_file().then_some(inside)
 }
 
-fn need_tokenizer<'a>(folder: &Path, host: &'a dyn Host) -> Result<Box<dyn Tokenizer + 'a>, Error> {
-    host.tokenizer(folder)?.ok_or_else(|| {
-        Error::new(ErrorKind::Usage, format!("`{}` has no tokenizer", folder.display()))
-            .hint("give ids with --prompt-tokens")
-            .field("folder", folder.display().to_string())
-    })
-}
-
 /// The tokenizer of a run whose decoder has none: the one that was named, or the prefill side's.
 fn tokenizer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Option<Box<dyn Tokenizer + 'a>>, Error> {
     match &verb.tokenizer {
@@ -260,12 +256,6 @@ fn tokenizer<'a>(verb: &Run, host: &'a dyn Host) -> Result<Option<Box<dyn Tokeni
 /// The prefill side and a decode package must be of one model.
 fn check_package(prefill: Option<&ModelSpec>, package: &ModelSpec, waived: Waived) -> Result<(), Error> {
     prefill.map_or(Ok(()), |prefill| check_compatible(prefill, package, waived))
-}
-
-/// What a folder says of its model, its weights' digest included.
-pub(super) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Error> {
-    let digest = DigestCache::of_user().weights_digest(folder)?;
-    Ok(ModelSpec { weights_digest: Some(digest), ..host.model_spec(folder)? })
 }
 
 fn dumped_rows(foreign: &Foreign, prompt_tokens: usize) -> LiveRows {
@@ -324,22 +314,6 @@ fn prompt_tokens(
         (None, None) => return Err(Error::new(ErrorKind::Usage, "no prompt was given")),
     };
     encode(&text)
-}
-
-/// Token ids as a JSON list, or separated by white space or commas.
-fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
-    text.trim()
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .split(|c: char| c.is_whitespace() || c == ',')
-        .filter(|word| !word.is_empty())
-        .map(|word| {
-            word.parse().map_err(|_| {
-                Error::new(ErrorKind::Usage, format!("`{word}` in `{file}` is no token id"))
-                    .hint("token ids are whole numbers, as a JSON list or separated by white space")
-            })
-        })
-        .collect()
 }
 
 /// The prompt's own length in an error that speaks of the tokens to be prefilled.

@@ -1,21 +1,37 @@
-//! `constexpr_*`: compressed weights, decompressed to fp16 at load.
+//! `constexpr_*`: compressed weights.
 //!
-//! Opsets up to iOS 17 keep the parts in attributes, iOS 18 in inputs; sub-byte values are packed, the lowest bits
-//! first.
+//! Opsets up to iOS 17 keep the parts in attributes, iOS 18 in inputs, which may themselves be results of such
+//! operations: quantised palettes, sparse palettes, quantised sparse weights. Sub-byte values are packed, the lowest
+//! bits first.
 
 use std::sync::Arc;
 
-use half::f16;
-use kvbaton_mil::program::{Constant, DataType};
+use kvbaton_kernels::rows::Isa;
+use kvbaton_mil::program::{Argument, Constant, ConstantData, DataType, ValueId};
 
 use super::{Form, Reason, axis_of};
-use crate::tensor::{Data, Tensor, count, integers, packed_strides};
+use crate::compressed::{Compressed, Grid, Lookup, Mask, Numbers, Recipe, Shift, Stored, WeightKey};
+use crate::tensor::{Data, Tensor, count, is_float};
 
-type Decompress = fn(&Form<'_>) -> Result<Decompressed, Reason>;
+/// A result of a decompression.
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    /// A weight that other operations take.
+    Weight(Tensor),
+    /// Integers: palettes are looked up before they are scaled.
+    Integers { recipe: Recipe, shape: Vec<usize>, dtype: DataType },
+    /// Which elements of a sparse weight are stored.
+    Mask { mask: Mask, shape: Vec<usize> },
+    /// The stored elements of a sparse weight, as a dense one to which its mask belongs.
+    Sparse { mask: Mask, dense: Recipe, dtype: DataType },
+}
 
-struct Decompressed {
-    shape: Vec<usize>,
-    values: Vec<f32>,
+type Decompress = fn(&Form<'_>) -> Result<Vec<Built>, Reason>;
+
+/// A result before it is checked against the program.
+enum Built {
+    Dense { recipe: Recipe, shape: Vec<usize>, dtype: DataType },
+    Part(Part),
 }
 
 const DECOMPRESSIONS: &[(&str, Decompress)] = &[
@@ -23,26 +39,32 @@ const DECOMPRESSIONS: &[(&str, Decompress)] = &[
     ("constexpr_blockwise_shift_scale", blockwise),
     ("constexpr_cast", cast),
     ("constexpr_lut_to_dense", lookup),
+    ("constexpr_lut_to_sparse", sparse_lookup),
+    ("constexpr_sparse_blockwise_shift_scale", sparse_blockwise),
+    ("constexpr_sparse_to_dense", sparse_to_dense),
 ];
 
-/// The decompressed constant; `None` if the operation is no decompression the executor knows.
-pub(crate) fn evaluate(form: &Form<'_>) -> Option<Result<Tensor, Reason>> {
+/// The results of a decompression, one an output; `None` if the operation is none.
+pub(crate) fn evaluate(form: &Form<'_>) -> Option<Result<Vec<(ValueId, Part)>, Reason>> {
     let (_, decompress) = DECOMPRESSIONS.iter().find(|(name, _)| *name == form.op.kind)?;
-    Some(decompress(form).and_then(|d| {
-        if count(&d.shape) != d.values.len() {
-            return Err(format!("{} values for shape {:?}", d.values.len(), d.shape));
+    Some(decompress(form).and_then(|built| {
+        if built.len() != form.op.outputs.len() {
+            return Err(format!("{} results, the program declares {}", built.len(), form.op.outputs.len()));
         }
-        match form.dtype()? {
-            DataType::Float16 => {
-                let values = d.values.into_iter().map(f16::from_f32).collect();
-                Ok(Tensor::new(DataType::Float16, d.shape, Data::Half(Arc::new(values))))
-            }
-            DataType::Float32 => {
-                let values = crate::memory::FloatBuf::owned(d.values);
-                Ok(Tensor::floats(DataType::Float32, d.shape, values))
-            }
-            other => Err(format!("to {other}")),
-        }
+        let parts = form.op.outputs.iter().zip(built).map(|(id, built)| {
+            let part = match built {
+                Built::Part(part) => part,
+                Built::Dense { recipe, shape, dtype } => {
+                    let declared = form.function.tensor(*id).ok_or("its result is no tensor")?;
+                    if declared.fixed_shape().as_ref() != Some(&shape) {
+                        return Err(format!("comes out as {shape:?}, declared {declared}"));
+                    }
+                    dense(form, recipe, shape, dtype, declared.dtype)?
+                }
+            };
+            Ok((*id, part))
+        });
+        parts.collect()
     }))
 }
 
@@ -51,52 +73,46 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     DECOMPRESSIONS.iter().map(|(name, _)| *name)
 }
 
-/// Elements of a constant of any number type, as numbers.
-fn numbers(form: &Form<'_>, constant: &Constant) -> Result<Vec<f32>, Reason> {
-    let dtype = constant.ty.dtype;
-    let shape = constant.ty.fixed_shape().ok_or("a constant of unknown shape")?;
-    let bytes = form.package.constant_bytes(constant).ok_or("a constant of strings")?;
-    let bits = dtype.bits().ok_or("a constant of strings")?;
-    if bits < 8 {
-        let signed = dtype == DataType::Int4;
-        #[expect(clippy::cast_precision_loss, reason = "fewer than eight bits")]
-        return Ok(unpacked(bytes, bits, count(&shape))?
-            .into_iter()
-            .map(|v| if signed && v >= 8 { v as f32 - 16.0 } else { v as f32 })
-            .collect());
+/// A dense result, still compressed.
+fn dense(
+    form: &Form<'_>,
+    recipe: Recipe,
+    shape: Vec<usize>,
+    dtype: DataType,
+    declared: DataType,
+) -> Result<Part, Reason> {
+    if dtype != declared {
+        return Err(format!("comes out as {dtype}, declared {declared}"));
     }
-    Ok(match dtype {
-        DataType::Float16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-        DataType::Float32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        #[expect(clippy::cast_precision_loss, reason = "weights and their offsets have at most 16 bits")]
-        _ => integers(dtype, bytes)
-            .ok_or_else(|| format!("values of type {dtype}"))?
-            .into_iter()
-            .map(|v| v as f32)
-            .collect(),
-    })
+    if !is_float(dtype) {
+        return Ok(Part::Integers { recipe, shape, dtype });
+    }
+    let weight = Compressed::new(recipe, dtype, count(&shape), key(form));
+    let data = Data::Compressed(Arc::new(weight));
+    Ok(Part::Weight(Tensor::new(dtype, shape, data)))
 }
 
-/// `n` values of `bits` bits each, the lowest first.
-fn unpacked(bytes: &[u8], bits: usize, n: usize) -> Result<Vec<u32>, Reason> {
-    if n.checked_mul(bits).is_none_or(|total| total.div_ceil(8) > bytes.len()) {
-        return Err(format!("{n} values of {bits} bits in {} bytes", bytes.len()));
+/// What the operation's constants are; `None` where a part is a result itself.
+fn key(form: &Form<'_>) -> Option<WeightKey> {
+    let mut key = form.op.kind.clone().into_bytes();
+    for name in form.op.inputs.keys().chain(form.op.attributes.keys()) {
+        let constant = form.constant(name)?;
+        key.extend(format!("|{name}={}@", constant.ty).bytes());
+        match &constant.data {
+            ConstantData::Inline(bytes) => key.extend(bytes),
+            ConstantData::Strings(strings) => key.extend(strings.join("\0").bytes()),
+            ConstantData::Blob(blob) => key.extend(format!("{blob:?}").bytes()),
+        }
     }
-    let (mut held, mut have) = (0u32, 0);
-    let mut bytes = bytes.iter();
-    let mask = (1u32 << bits) - 1;
-    Ok((0..n)
-        .map(|_| {
-            while have < bits {
-                held |= u32::from(bytes.next().copied().unwrap_or(0)) << have;
-                have += 8;
-            }
-            let v = held & mask;
-            held >>= bits;
-            have -= bits;
-            v
-        })
-        .collect())
+    Some(key)
+}
+
+/// An argument that an earlier decompression made.
+fn made<'a>(form: &Form<'a>, name: &str) -> Option<&'a Part> {
+    match form.argument(name) {
+        Some(Argument::Value(id)) => form.decompressed.get(id),
+        _ => None,
+    }
 }
 
 fn part<'a>(form: &Form<'a>, name: &str) -> Result<&'a Constant, Reason> {
@@ -107,118 +123,294 @@ fn shape_of(constant: &Constant) -> Result<Vec<usize>, Reason> {
     constant.ty.fixed_shape().ok_or_else(|| "a constant of unknown shape".to_owned())
 }
 
-/// For each element of `shape`, its place in a tensor of shape `coarse` of which every element stands for a block.
-fn blocks(shape: &[usize], coarse: &[usize]) -> Result<Vec<usize>, Reason> {
-    let divides =
-        shape.len() == coarse.len() && shape.iter().zip(coarse).all(|(d, c)| *c > 0 && d.is_multiple_of(*c));
-    if !divides {
-        return Err(format!("blocks {coarse:?} of a tensor of shape {shape:?}"));
+fn stored(form: &Form<'_>, constant: &Constant) -> Result<Stored, Reason> {
+    match &constant.data {
+        ConstantData::Blob(blob) => Ok(Stored::Blob(Arc::clone(form.package), *blob)),
+        ConstantData::Inline(bytes) => Ok(Stored::Inline(bytes.as_slice().into())),
+        ConstantData::Strings(_) => Err("a constant of strings".to_owned()),
     }
-    let mut places = vec![0];
-    for ((d, c), stride) in shape.iter().zip(coarse).zip(packed_strides(coarse)) {
-        let size = d / c;
-        places = places.into_iter().flat_map(|p| (0..*d).map(move |i| p + i / size * stride)).collect();
+}
+
+/// The numbers of a constant.
+fn numbers(form: &Form<'_>, name: &str) -> Result<(Numbers, Vec<usize>), Reason> {
+    let constant = part(form, name)?;
+    let shape = shape_of(constant)?;
+    let dtype = constant.ty.dtype;
+    let known = matches!(
+        dtype,
+        DataType::Int4
+            | DataType::Int8
+            | DataType::UInt1
+            | DataType::UInt2
+            | DataType::UInt3
+            | DataType::UInt4
+            | DataType::UInt6
+            | DataType::UInt8
+    );
+    if !known && !is_float(dtype) {
+        return Err(format!("`{name}` holds values of type {dtype}"));
     }
-    Ok(places)
+    let bits = dtype.bits().unwrap_or(8);
+    Ok((Numbers { bytes: stored(form, constant)?, dtype, bits, count: count(&shape) }, shape))
+}
+
+/// Data of any of its forms, dense.
+fn data(form: &Form<'_>, name: &str) -> Result<(Recipe, Vec<usize>), Reason> {
+    match made(form, name) {
+        Some(Part::Integers { recipe, shape, .. }) => Ok((recipe.clone(), shape.clone())),
+        Some(_) => Err(format!("`{name}` is a decompressed weight, not codes")),
+        None => numbers(form, name).map(|(numbers, shape)| (Recipe::Numbers(numbers), shape)),
+    }
+}
+
+/// All values of a small part: scales, offsets, palettes.
+fn values(form: &Form<'_>, name: &str) -> Result<(Vec<f32>, Vec<usize>, DataType), Reason> {
+    if let Some(Part::Weight(tensor)) = made(form, name) {
+        let mut values = vec![0.0; tensor.count()];
+        match &tensor.data {
+            Data::Compressed(weight) => weight.copy_to(Isa::best(), 0, &mut values),
+            _ => tensor.copy_to(Isa::best(), &mut values)?,
+        }
+        return Ok((values, tensor.shape.clone(), tensor.dtype));
+    }
+    let (recipe, shape) = data(form, name)?;
+    let dtype = match made(form, name) {
+        Some(Part::Integers { dtype, .. }) => *dtype,
+        _ => part(form, name)?.ty.dtype,
+    };
+    let mut values = vec![0.0; count(&shape)];
+    recipe.floats(Isa::best(), 0, &mut values);
+    Ok((values, shape, dtype))
+}
+
+/// Scales and offsets a block of `shape`, over `data`.
+fn shift(form: &Form<'_>, data: Recipe, shape: &[usize]) -> Result<(Recipe, DataType), Reason> {
+    let (scales, coarse, dtype) = values(form, "scale")?;
+    if !is_float(dtype) {
+        return Err(format!("scales of type {dtype}"));
+    }
+    let grid = Grid::new(shape, &coarse)?;
+    let offsets = if form.has("offset") || form.constant("offset").is_some() {
+        let (offsets, of, _) = values(form, "offset")?;
+        if of != coarse {
+            return Err(format!("offsets of shape {of:?} and scales of shape {coarse:?}"));
+        }
+        Some(offsets)
+    } else {
+        None
+    };
+    // The definition computes in the scale's type.
+    let half = dtype == DataType::Float16;
+    Ok((Recipe::Shift(Shift { data: Box::new(data), grid, scales, offsets, half }), dtype))
 }
 
 /// `(data - offset) * scale`, both given per block.
-fn blockwise(form: &Form<'_>) -> Result<Decompressed, Reason> {
-    let (data, scale) = (part(form, "data")?, part(form, "scale")?);
-    let shape = shape_of(data)?;
-    let places = blocks(&shape, &shape_of(scale)?)?;
-    let scales = numbers(form, scale)?;
-    let mut values = numbers(form, data)?;
-    if let Some(offset) = form.constant("offset") {
-        if shape_of(offset)? != shape_of(scale)? {
-            return Err(format!("offset {} and scale {}", offset.ty, scale.ty));
-        }
-        let offsets = numbers(form, offset)?;
-        values.iter_mut().zip(&places).for_each(|(v, p)| *v -= offsets[*p]);
-    }
-    values.iter_mut().zip(&places).for_each(|(v, p)| *v *= scales[*p]);
-    Ok(Decompressed { shape, values })
+fn blockwise(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let (data, shape) = data(form, "data")?;
+    let (recipe, dtype) = shift(form, data, &shape)?;
+    Ok(vec![Built::Dense { recipe, shape, dtype }])
 }
 
 /// `(quantized_data - zero_point) * scale`, both one value or one for each index of an axis.
-fn affine(form: &Form<'_>) -> Result<Decompressed, Reason> {
-    let data = part(form, "quantized_data")?;
-    let shape = shape_of(data)?;
+fn affine(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let (data, shape) = numbers(form, "quantized_data")?;
     let axis = axis_of(form.int("axis")?.ok_or("`axis` is missing")?, shape.len())?;
-    let mut values = numbers(form, data)?;
-    let inner = count(&shape[axis + 1..]).max(1);
-    for (name, apply) in [("zero_point", (|v, p| v - p) as fn(f32, f32) -> f32), ("scale", |v, p| v * p)] {
-        let given = numbers(form, part(form, name)?)?;
+    let (mut scales, _, dtype) = values(form, "scale")?;
+    let (mut offsets, ..) = values(form, "zero_point")?;
+    let along = scales.len().max(offsets.len());
+    for (name, given) in [("zero_point", &mut offsets), ("scale", &mut scales)] {
         if given.len() != 1 && given.len() != shape[axis] {
             return Err(format!("{} values of `{name}` along an axis of size {}", given.len(), shape[axis]));
         }
-        for (i, v) in values.iter_mut().enumerate() {
-            let at = if given.len() == 1 { 0 } else { i / inner % shape[axis] };
-            *v = apply(*v, given[at]);
+        if given.len() == 1 {
+            given.resize(along, given[0]);
         }
     }
-    Ok(Decompressed { shape, values })
+    let mut coarse = vec![1; shape.len()];
+    coarse[axis] = along;
+    let grid = Grid::new(&shape, &coarse)?;
+    let data = Box::new(Recipe::Numbers(data));
+    let recipe = Recipe::Shift(Shift { data, grid, scales, offsets: Some(offsets), half: false });
+    Ok(vec![Built::Dense { recipe, shape, dtype }])
 }
 
 /// Palettes: iOS 18's one a block, the older one for the whole tensor.
-fn lookup(form: &Form<'_>) -> Result<Decompressed, Reason> {
-    let (indices, lut) = (part(form, "indices")?, part(form, "lut")?);
-    let palette = numbers(form, lut)?;
+fn lookup(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
     if form.constant("shape").is_some() {
-        let dims = form.ints("shape")?.unwrap_or_default();
-        let dims = dims.into_iter().map(|d| usize::try_from(d).map_err(|e| e.to_string()));
-        let shape = dims.collect::<Result<Vec<_>, _>>()?;
-        if !palette.len().is_power_of_two() || palette.len() > 256 {
-            return Err(format!("a palette of {} values", palette.len()));
-        }
-        let bits = palette.len().trailing_zeros() as usize;
-        let bytes = form.package.constant_bytes(indices).ok_or("indices of strings")?;
-        let picked = unpacked(bytes, bits.max(1), count(&shape))?;
-        let values = picked.into_iter().map(|i| palette[i as usize % palette.len()]).collect();
-        return Ok(Decompressed { shape, values });
+        return old_lookup(form);
     }
-    let shape = shape_of(indices)?;
-    let lut_shape = shape_of(lut)?;
-    let [coarse @ .., entries, 1] = lut_shape.as_slice() else {
-        return Err(format!("a palette of vectors, {}", lut.ty));
-    };
-    let places = blocks(&shape, coarse)?;
-    let picked = numbers(form, indices)?;
-    let value = |(i, p): (f32, usize)| {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small whole number")]
-        let i = i as usize;
-        if i < *entries {
-            Ok(palette[p * entries + i])
-        } else {
-            Err(format!("index {i} of {entries} entries"))
-        }
-    };
-    let values = picked.into_iter().zip(places).map(value).collect::<Result<_, _>>()?;
-    Ok(Decompressed { shape, values })
+    let (indices, shape) = numbers(form, "indices")?;
+    let (bits, dtype) = (indices.bits, indices.dtype);
+    let (recipe, shape, dtype) = palettes(form, Recipe::Numbers(indices), &shape, bits, dtype)?;
+    Ok(vec![Built::Dense { recipe, shape, dtype }])
 }
 
-fn cast(form: &Form<'_>) -> Result<Decompressed, Reason> {
-    let source = part(form, "source_val")?;
-    Ok(Decompressed { shape: shape_of(source)?, values: numbers(form, source)? })
+fn dims(form: &Form<'_>, name: &str) -> Result<Vec<usize>, Reason> {
+    let dims = form.ints(name)?.unwrap_or_default();
+    dims.into_iter().map(|d| usize::try_from(d).map_err(|_| format!("a dimension of {d}"))).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The number of elements of `shape`, which no constant has vouched for.
+fn checked_count(shape: &[usize]) -> Result<usize, Reason> {
+    let n = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    n.filter(|n| n.checked_mul(8).is_some()).ok_or_else(|| format!("a tensor of shape {shape:?}"))
+}
 
-    #[test]
-    fn packed_values_start_with_the_lowest_bits() {
-        assert_eq!(unpacked(&[0b1110_0100], 2, 4).unwrap(), [0, 1, 2, 3]);
-        assert_eq!(unpacked(&[0x21, 0x43], 4, 3).unwrap(), [1, 2, 3]);
-        // Three six-bit values cross byte borders.
-        assert_eq!(unpacked(&[0b1000_0001, 0b0011_0000, 0b0000_0000], 6, 3).unwrap(), [1, 2, 3]);
-        assert!(unpacked(&[0], 4, 3).is_err());
+fn old_lookup(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let shape = dims(form, "shape")?;
+    let (palette, _, dtype) = values(form, "lut")?;
+    let n = palette.len();
+    if !n.is_power_of_two() || !(2..=256).contains(&n) {
+        return Err(format!("a palette of {n} values"));
     }
+    let (bits, elements) = (n.trailing_zeros() as usize, checked_count(&shape)?);
+    let indices = part(form, "indices")?;
+    let bytes = stored(form, indices)?;
+    let have = bytes.get().len();
+    if indices.ty.dtype != DataType::UInt8 || have != (elements * bits).div_ceil(8) {
+        return Err(format!("{elements} indices of {bits} bits in {}", indices.ty));
+    }
+    // Any byte of eight bits picks an entry of 256.
+    let numbers = Numbers { bytes, dtype: DataType::UInt8, bits, count: elements };
+    let ones = vec![1; shape.len()];
+    let recipe = Recipe::Lookup(Lookup {
+        indices: Box::new(Recipe::Numbers(numbers)),
+        bits,
+        grid: Grid::new(&shape, &ones)?,
+        palettes: vec![palette],
+        size: elements,
+        inner: 1,
+    });
+    Ok(vec![Built::Dense { recipe, shape, dtype }])
+}
 
-    #[test]
-    fn blocks_divide_each_dimension() {
-        assert_eq!(blocks(&[2, 4], &[2, 2]).unwrap(), [0, 0, 1, 1, 2, 2, 3, 3]);
-        assert_eq!(blocks(&[2, 2], &[1, 2]).unwrap(), [0, 1, 0, 1]);
-        assert!(blocks(&[3, 4], &[2, 2]).is_err());
+/// A lookup of `indices`, which have `bits` bits and, dense, the shape `shape`: the recipe, and shape and type of
+/// what it gives.
+fn palettes(
+    form: &Form<'_>,
+    indices: Recipe,
+    shape: &[usize],
+    bits: usize,
+    indices_dtype: DataType,
+) -> Result<(Recipe, Vec<usize>, DataType), Reason> {
+    let (flat, lut_shape, dtype) = values(form, "lut")?;
+    let [coarse @ .., entries, lanes] = lut_shape.as_slice() else {
+        return Err(format!("palettes of shape {lut_shape:?}"));
+    };
+    if is_float(indices_dtype) || bits > 8 || *entries != 1 << bits {
+        return Err(format!("indices of type {indices_dtype} into palettes of {entries} entries"));
     }
+    let grid = Grid::new(shape, coarse)?;
+    let axis = form.int("vector_axis")?.map(|axis| axis_of(axis, shape.len())).transpose()?;
+    let mut result = shape.to_vec();
+    let (mut size, mut inner) = (count(shape), 1);
+    match (lanes, axis) {
+        (0, _) => return Err("palettes of empty vectors".to_owned()),
+        (1, _) => {}
+        (_, None) => return Err(format!("palettes of vectors of {lanes}, and no `vector_axis`")),
+        (_, Some(axis)) => {
+            (size, inner) = (shape[axis], count(&shape[axis + 1..]));
+            result[axis] *= lanes;
+        }
+    }
+    checked_count(&result)?;
+    let lane = |lane: usize| flat.iter().skip(lane).step_by(*lanes).copied().collect();
+    let palettes: Vec<Vec<f32>> = (0..*lanes).map(lane).collect();
+    let recipe = Recipe::Lookup(Lookup { indices: Box::new(indices), bits, grid, palettes, size, inner });
+    Ok((recipe, result, dtype))
+}
+
+/// A mask with a bit an element: iOS 18's form.
+fn bit_mask(form: &Form<'_>, name: &str) -> Result<(Mask, Vec<usize>), Reason> {
+    if let Some(part) = made(form, name) {
+        let Part::Mask { mask, shape } = part else { return Err(format!("`{name}` is no mask")) };
+        return Ok((mask.clone(), shape.clone()));
+    }
+    let constant = part(form, name)?;
+    if constant.ty.dtype != DataType::UInt1 {
+        return Err(format!("`{name}` is {}, not a mask of bits", constant.ty));
+    }
+    let shape = shape_of(constant)?;
+    Ok((Mask::new(stored(form, constant)?, count(&shape))?, shape))
+}
+
+/// The stored elements of a sparse weight as a dense one, their type, and, of indices, their bits.
+fn sparse_data(form: &Form<'_>, name: &str, mask: &Mask) -> Result<(Recipe, DataType, usize), Reason> {
+    match made(form, name) {
+        Some(Part::Sparse { mask: own, dense, dtype }) if own.equals(mask) => {
+            Ok((dense.clone(), *dtype, dtype.bits().unwrap_or(8)))
+        }
+        Some(Part::Sparse { .. }) => Err(format!("`{name}` belongs to another mask")),
+        Some(_) => Err(format!("`{name}` is no part of a sparse weight")),
+        None => {
+            let (numbers, shape) = numbers(form, name)?;
+            if numbers.count != mask.set() || shape.len() != 1 {
+                let bits = mask.set();
+                return Err(format!("`{name}` has shape {shape:?}, the mask {bits} elements that are set"));
+            }
+            let (dtype, bits) = (numbers.dtype, numbers.bits);
+            let stored = Box::new(Recipe::Numbers(numbers));
+            Ok((Recipe::Scatter { mask: mask.clone(), stored }, dtype, bits))
+        }
+    }
+}
+
+/// A sparse result: its mask, and its stored elements.
+fn sparse(mask: Mask, shape: Vec<usize>, dense: Recipe, dtype: DataType) -> Vec<Built> {
+    let part = Part::Mask { mask: mask.clone(), shape };
+    vec![Built::Part(part), Built::Part(Part::Sparse { mask, dense, dtype })]
+}
+
+fn sparse_lookup(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let (mask, shape) = bit_mask(form, "indices_mask")?;
+    let (indices, indices_dtype, bits) = sparse_data(form, "indices_nonzero_data", &mask)?;
+    if !matches!(indices, Recipe::Scatter { .. }) {
+        return Err("`indices_nonzero_data` is computed, not stored".to_owned());
+    }
+    let (dense, result, dtype) = palettes(form, indices, &shape, bits, indices_dtype)?;
+    if result == shape {
+        return Ok(sparse(mask, shape, dense, dtype));
+    }
+    // Vectors: every bit stands for as many elements.
+    let axis = (0..shape.len()).find(|a| result[*a] != shape[*a]).unwrap_or(0);
+    let times = result[axis] / shape[axis].max(1);
+    let wide = mask.repeated(count(&shape), shape[axis], count(&shape[axis + 1..]), times)?;
+    Ok(sparse(wide, result, dense, dtype))
+}
+
+fn sparse_blockwise(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let (mask, shape) = bit_mask(form, "data_mask")?;
+    let (data, ..) = sparse_data(form, "nonzero_data", &mask)?;
+    let (dense, dtype) = shift(form, data, &shape)?;
+    Ok(sparse(mask, shape, dense, dtype))
+}
+
+fn sparse_to_dense(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let (mask, shape) = if form.constant("shape").is_some() {
+        let shape = dims(form, "shape")?;
+        let constant = part(form, "mask")?;
+        if constant.ty.dtype != DataType::UInt8 {
+            return Err(format!("`mask` is {}, not bytes", constant.ty));
+        }
+        (Mask::new(stored(form, constant)?, checked_count(&shape)?)?, shape)
+    } else {
+        bit_mask(form, "mask")?
+    };
+    let (dense, dtype, _) = sparse_data(form, "nonzero_data", &mask)?;
+    let recipe = match dense {
+        scatter @ Recipe::Scatter { .. } => scatter,
+        dense => Recipe::Masked { mask, dense: Box::new(dense) },
+    };
+    Ok(vec![Built::Dense { recipe, shape, dtype }])
+}
+
+fn cast(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
+    let (source, shape) = numbers(form, "source_val")?;
+    let dtype = form.text("output_dtype")?;
+    let dtype = match dtype {
+        Some("fp16") => DataType::Float16,
+        Some("fp32") => DataType::Float32,
+        other => return Err(format!("to {}", other.unwrap_or("an unknown type"))),
+    };
+    Ok(vec![Built::Dense { recipe: Recipe::Numbers(source), shape, dtype }])
 }

@@ -43,7 +43,7 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     let dtype = form.dtype()?;
     let f = match form.op.kind.as_str() {
         "identity" => Function::Identity,
-        _ if form.argument_dtype("x")? != dtype => {
+        _ if !super::alike(form.argument_dtype("x")?, dtype) => {
             return Err(format!("from {} to {dtype}", form.argument_dtype("x")?));
         }
         _ if is_float(dtype) => Function::Floats(of_floats(form, dtype)?),

@@ -30,6 +30,17 @@ pub(super) fn runs(
             Tensor::ints(x.dtype, shape, collected(v, at, total, run, fill as i32, starts))
         }
         Data::Bool(v) => Tensor::bools(shape, collected(v, at, total, run, fill != 0.0, starts)),
+        Data::Compressed(weight) => {
+            let mut values = cx.pool.take(total);
+            for (out, start) in values.chunks_mut(run).zip(starts) {
+                match start {
+                    Some(s) => weight.copy_to(cx.isa, s, out),
+                    #[expect(clippy::cast_possible_truncation, reason = "the fill value is one of the type")]
+                    None => out.fill(fill as f32),
+                }
+            }
+            Tensor::floats(x.dtype, shape, values)
+        }
         Data::Float(_) | Data::Weights(_) | Data::Half(_) | Data::Given(_) | Data::State(_) => {
             let mut values = cx.pool.take(total);
             let source = x.source()?;

@@ -125,6 +125,10 @@ impl Op for Gather {
         Ok(Some(vec![self.shape(shapes[0], shapes[1])?]))
     }
 
+    fn takes_compressed(&self, index: usize) -> bool {
+        index == 0
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let (x, index) = (&operands[0], &operands[1]);
         let shape = self.shape(&x.shape, &index.shape)?;

@@ -4,7 +4,10 @@ use kvbaton_kernels::rows::{self, Matrix, Product};
 use kvbaton_mil::program::DataType;
 
 use super::{Form, Op, Reason, half};
-use crate::tensor::{Context, RowOffsets, Tensor, count};
+use crate::tensor::{Context, Data, RowOffsets, Tensor, count};
+
+/// Weights of a compressed factor that are decompressed at a time: 4 MiB.
+const STREAMED: usize = 1 << 20;
 
 #[derive(Debug)]
 struct Linear {
@@ -39,10 +42,14 @@ impl Op for Linear {
         Ok(Some(vec![self.shape(shapes[0], shapes[1])?]))
     }
 
+    fn takes_compressed(&self, index: usize) -> bool {
+        index == 1
+    }
+
     fn eval(&self, cx: &Context, operands: &[Tensor]) -> Result<Vec<Tensor>, Reason> {
         let (x, weight) = (&operands[0], &operands[1]);
         let shape = self.shape(&x.shape, &weight.shape)?;
-        let right = matrix(weight, weight.strides[1], weight.strides[0], weight.shape[1], weight.shape[0])?;
+        let (n, k) = (weight.shape[0], weight.shape[1]);
         let rank = x.rank();
         let rows = RowOffsets::new(&x.shape[..rank - 1], &x.strides[..rank - 1], x.offset);
         // Rows that lie at one distance are read where they are.
@@ -58,15 +65,30 @@ impl Op for Linear {
             return Err("x is not stored as f32".to_owned());
         };
         let mut values = cx.pool.take(count(&shape));
-        let product = Product {
-            left: &left[x.offset..],
-            left_stride,
-            m: count(&x.shape[..rank - 1]),
-            right,
-            bias: self.bias.as_deref(),
-            half: half(self.dtype),
+        let m = count(&x.shape[..rank - 1]);
+        let left = &left[x.offset..];
+        let multiply = |right: Matrix<'_>, first: usize, out: &mut [f32]| {
+            let bias = self.bias.as_ref().map(|b| &b[first..first + right.n]);
+            let product = Product { left, left_stride, m, right, bias, half: half(self.dtype) };
+            rows::multiply_into(cx.isa, &product, out, n);
         };
-        rows::multiply(cx.isa, &product, &mut values);
+        match &weight.data {
+            Data::Compressed(compressed) if !values.is_empty() => {
+                // A few outputs at a time: their weights fit one buffer, whatever the model's size.
+                let outputs = (STREAMED / k.max(1)).clamp(1, n);
+                let mut buffer = cx.pool.take(outputs * k);
+                for first in (0..n).step_by(outputs) {
+                    let now = outputs.min(n - first);
+                    let buffer = &mut buffer[..now * k];
+                    compressed.copy_to(cx.isa, first * k, buffer);
+                    let values_now = rows::Source::Singles(buffer);
+                    let right = Matrix { values: values_now, k, n: now, k_stride: 1, n_stride: k };
+                    multiply(right, first, &mut values[first..]);
+                }
+            }
+            Data::Compressed(_) => {}
+            _ => multiply(matrix(weight, weight.strides[1], weight.strides[0], k, n)?, 0, &mut values),
+        }
         Ok(vec![Tensor::floats(self.dtype, shape, values)])
     }
 }

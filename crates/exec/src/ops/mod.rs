@@ -51,7 +51,7 @@ use kvbaton_mil::program::{
 use crate::tensor::{Context, Data, Tensor};
 use crate::tile::Step;
 
-pub(crate) use constexpr::evaluate as decompress;
+pub(crate) use constexpr::{Part, evaluate as decompress};
 pub(crate) use matmul::Matmul;
 
 /// Why an operation is refused or failed; the caller adds where.
@@ -99,6 +99,11 @@ pub(crate) trait Op: Debug + Send + Sync {
         false
     }
 
+    /// Whether operand `index` may be a weight that is still compressed; others are decompressed before.
+    fn takes_compressed(&self, _index: usize) -> bool {
+        false
+    }
+
     /// The axis along which it puts its operands one after the other, if that is all it does.
     fn joins(&self, _shapes: &[&[usize]]) -> Option<usize> {
         None
@@ -134,8 +139,8 @@ pub(crate) struct Form<'a> {
     pub(crate) op: &'a MilOp,
     /// Values that `const` operations define.
     pub(crate) constants: &'a HashMap<ValueId, &'a Constant>,
-    /// Values that were decompressed at load.
-    pub(crate) decompressed: &'a HashMap<ValueId, Tensor>,
+    /// Results of decompressions.
+    pub(crate) decompressed: &'a HashMap<ValueId, Part>,
     /// Values that stand for others: what `read_state` returns.
     pub(crate) aliases: &'a HashMap<ValueId, Operand>,
     /// Operands asked for so far.
@@ -174,7 +179,10 @@ impl<'a> Form<'a> {
         }
         match argument {
             Argument::Value(id) => Ok(match (self.decompressed.get(id), self.aliases.get(id)) {
-                (Some(tensor), _) => Operand::Fixed(tensor.clone()),
+                (Some(Part::Weight(tensor)), _) => Operand::Fixed(tensor.clone()),
+                (Some(_), _) => {
+                    return Err(format!("`{name}` is a part of a compressed weight, not a weight"));
+                }
                 (None, Some(operand)) => operand.clone(),
                 (None, None) => Operand::Value(*id),
             }),
@@ -339,6 +347,11 @@ impl<'a> Form<'a> {
     fn argument_shape(&self, name: &str) -> Option<Vec<usize>> {
         self.argument_type(name)?.fixed_shape()
     }
+}
+
+/// Whether values of one type can stand for the other: a run may keep in `f32` what the program declares fp16.
+pub(crate) fn alike(a: DataType, b: DataType) -> bool {
+    a == b || (crate::tensor::is_float(a) && crate::tensor::is_float(b))
 }
 
 /// Whether results of this type are rounded to fp16.

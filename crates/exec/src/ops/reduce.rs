@@ -52,7 +52,7 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     let logarithm = matches!(kind, Kind::LogSum | Kind::LogSumExp | Kind::L2Norm);
     let handled = match (is_float(x), index) {
         (_, true) => matches!(dtype, DataType::Int32 | DataType::UInt16),
-        (true, false) => dtype == x,
+        (true, false) => super::alike(dtype, x),
         (false, false) => dtype == x && x == DataType::Int32 && !logarithm,
     };
     if !handled {

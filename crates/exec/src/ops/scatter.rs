@@ -59,7 +59,7 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     };
     let dtype = form.dtype()?;
     let (data, updates) = (form.argument_dtype("data")?, form.argument_dtype("updates")?);
-    if data != dtype || updates != dtype || dtype == DataType::Bool {
+    if !super::alike(data, dtype) || !super::alike(updates, dtype) || dtype == DataType::Bool {
         return Err(format!("of {updates} values into {data} ones, to {dtype}"));
     }
     Ok(Box::new(Scatter { kind, mode, check: Check::of(form)?, dtype }))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvbaton_kernels::rows;
 
 use super::slice::{Bounds, Range, shape_of};
-use super::{Form, Op, Reason};
+use super::{Form, Op, Reason, alike};
 use crate::tensor::{Context, Data, RowOffsets, Tensor, count};
 
 #[derive(Debug)]
@@ -17,8 +17,8 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     form.operand("x")?;
     form.operand("update")?;
     let bounds = Bounds::of(form)?;
-    if form.argument_dtype("x")? != form.dtype()? || form.argument_dtype("update")? != form.dtype()? {
-        let (x, update) = (form.argument_dtype("x")?, form.argument_dtype("update")?);
+    let (x, update, dtype) = (form.argument_dtype("x")?, form.argument_dtype("update")?, form.dtype()?);
+    if !alike(x, dtype) || !alike(update, dtype) {
         return Err(format!("of {x} values by {update} values"));
     }
     Ok(Box::new(SliceUpdate { bounds }))
@@ -75,7 +75,9 @@ impl Op for SliceUpdate {
                     values[at..at + run.len()].copy_from_slice(run);
                 });
             }
-            Data::Weights(_) | Data::Half(_) | Data::Given(_) => return Err("not exclusive".to_owned()),
+            Data::Weights(_) | Data::Half(_) | Data::Compressed(_) | Data::Given(_) => {
+                return Err("not exclusive".to_owned());
+            }
         }
         Ok(vec![x])
     }

@@ -5,13 +5,14 @@
 //! zero changes nothing either (their right factors being finite). That is what lets attention run by blocks of
 //! rows, skip what a mask hides, and still equal the plain product bit for bit.
 //!
-//! A single row (`m = 1`) is the exception: it is bound by reading the weights, and sums in sixteen lanes.
+//! A single row (`m = 1`) is the exception: it is bound by reading the weights, and sums in sixteen lanes, unless sums
+//! are kept in fp16 (see [`Isa::with_half_sums`]).
 //!
 //! The right factor is packed into panels of [`Lanes::COLUMNS`] columns, `k` outermost, widened to `f32`; the left
 //! factor is read where it is.
 
 use super::lanes::{Kernel, LANES, Lanes};
-use super::{Isa, Source};
+use super::{HALF_SUM_TERMS, Isa, Source};
 use half::f16;
 use rayon::prelude::*;
 
@@ -157,6 +158,29 @@ impl Target {
 struct Finish<'a> {
     bias: Option<&'a [f32]>,
     half: bool,
+    /// The sum is rounded to fp16 as it grows, and before the bias.
+    half_sums: bool,
+}
+
+impl<'a> Finish<'a> {
+    fn new(isa: Isa, bias: Option<&'a [f32]>, half: bool) -> Finish<'a> {
+        Finish { bias, half, half_sums: half && isa.has_half_sums() }
+    }
+
+    /// Depths between two visits of the result, of `k`.
+    fn block(self, k: usize) -> usize {
+        if self.half_sums { HALF_SUM_TERMS.min(k.max(1)) } else { balanced(k) }
+    }
+
+    /// What happens to sums up to a depth: all of it to the last ones, rounding to all of them if they are kept in
+    /// fp16.
+    fn at(self, last: bool) -> Option<Finish<'a>> {
+        match (last, self.half_sums) {
+            (true, _) => Some(self),
+            (false, true) => Some(Finish { bias: None, ..self }),
+            (false, false) => None,
+        }
+    }
 }
 
 /// Several panels, one after the other, of which each is `[depth][columns]` and `stride` values long.
@@ -299,6 +323,9 @@ unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
             let out = &mut out[from..(from + LANES).min(width)];
             let mut v = v;
             if let Some(f) = finish {
+                if f.half_sums {
+                    v = l.round_half(v);
+                }
                 if let Some(b) = f.bias {
                     v = l.add(v, l.load_part(&b[at + from..at + from + out.len()], 0.0));
                 }
@@ -338,17 +365,31 @@ pub struct Product<'a> {
 ///
 /// When a factor, the bias or `out` does not hold what its dimensions say.
 pub fn multiply(isa: Isa, product: &Product<'_>, out: &mut [f32]) {
+    assert_eq!(out.len(), product.m * product.right.n, "out holds m × n values");
+    multiply_into(isa, product, out, product.right.n);
+}
+
+/// As [`multiply`], into columns of a wider matrix: rows of the result lie `out_stride` values apart.
+///
+/// # Panics
+///
+/// When a factor, the bias or `out` does not hold what its dimensions say.
+pub fn multiply_into(isa: Isa, product: &Product<'_>, out: &mut [f32], out_stride: usize) {
     let Product { left, left_stride, m, right, bias, half } = *product;
     let (k, n) = (right.k, right.n);
     right.assert_inside();
-    assert_eq!(out.len(), m * n, "out holds m × n values");
+    assert!(
+        m == 0 || (n <= out_stride && (m - 1) * out_stride + n <= out.len()),
+        "out holds m rows of n values"
+    );
     assert!(m == 0 || k == 0 || (m - 1) * left_stride + k <= left.len(), "left holds m rows of k values");
     assert!(bias.is_none_or(|b| b.len() == n), "the bias has n values");
     if m == 0 || n == 0 {
         return;
     }
-    if m == 1 && right.k_stride == 1 {
-        return single_row(isa, &left[..k], &right, bias, half, out);
+    let finish = Finish::new(isa, bias, half);
+    if m == 1 && right.k_stride == 1 && !finish.half_sums {
+        return single_row(isa, &left[..k], &right, bias, half, &mut out[..n]);
     }
     let columns = isa.run(Columns);
     let panels = n.div_ceil(columns);
@@ -356,14 +397,14 @@ pub fn multiply(isa: Isa, product: &Product<'_>, out: &mut [f32]) {
     let group = (panels / (3 * rayon::current_num_threads())).clamp(1, PANELS);
     let groups = panels.div_ceil(group);
     let chunks = m.div_ceil(ROW_CHUNK);
-    let target = Target { start: out.as_mut_ptr(), stride: n };
+    let target = Target { start: out.as_mut_ptr(), stride: out_stride };
     (0..groups * chunks).into_par_iter().with_max_len(1).for_each_init(Vec::new, |scratch, task| {
         let (at, first) = (task / chunks * group * columns, task % chunks * ROW_CHUNK);
         let width = (group * columns).min(n - at);
         let count = ROW_CHUNK.min(m - first);
         let rows = Rows { values: &left[first * left_stride..], stride: left_stride, count };
-        let target = Target { start: target.row_start(first), stride: n };
-        isa.run(TaskKernel { right, rows, target, at, width, finish: Finish { bias, half }, scratch });
+        let target = Target { start: target.row_start(first), ..target };
+        isa.run(TaskKernel { right, rows, target, at, width, finish, scratch });
     });
 }
 
@@ -401,7 +442,7 @@ impl Kernel for TaskKernel<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
         let TaskKernel { right, rows, target, at, width, finish, scratch } = self;
-        let block = balanced(right.k);
+        let block = finish.block(right.k);
         let stride = block * L::COLUMNS;
         scratch.resize(width.div_ceil(L::COLUMNS) * stride, 0.0);
         let mut start = 0;
@@ -410,7 +451,7 @@ impl Kernel for TaskKernel<'_> {
             for (i, c0) in (0..width).step_by(L::COLUMNS).enumerate() {
                 right.pack(l, at + c0, L::COLUMNS, start..end, &mut scratch[i * stride..][..stride]);
             }
-            let finish = (end == right.k).then_some(finish);
+            let finish = finish.at(end == right.k);
             let run = PanelRun { values: scratch, stride, at, width };
             // SAFETY: tasks of `multiply` differ in their columns or in their rows, each inside `out`.
             unsafe { multiply_rows(l, rows, start..end, run, target, finish) };
@@ -484,7 +525,7 @@ impl Panels {
         assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "out holds m rows of n values");
         let rows = Rows { values: left, stride: left_stride, count: m };
         let target = Target { start: out.as_mut_ptr(), stride: out_stride };
-        isa.run(RowsKernel { panels: self, rows, k, n, target, finish: Finish { bias: None, half } });
+        isa.run(RowsKernel { panels: self, rows, k, n, target, finish: Finish::new(isa, None, half) });
     }
 }
 
@@ -564,11 +605,11 @@ impl Kernel for RowsKernel<'_> {
     fn run<L: Lanes>(self, l: L) {
         let RowsKernel { panels, rows, k, n, target, finish } = self;
         assert_eq!(panels.columns, L::COLUMNS, "packed for the instruction set that multiplies");
-        let block = balanced(k);
+        let block = finish.block(k);
         let mut start = 0;
         loop {
             let end = (start + block).min(k);
-            let finish = (end == k).then_some(finish);
+            let finish = finish.at(end == k);
             let values = &panels.values[start * L::COLUMNS..];
             let run = PanelRun { values, stride: panels.k * L::COLUMNS, at: 0, width: n };
             // SAFETY: `target` is a `&mut` slice of `Panels::multiply`, which checked rows and columns.

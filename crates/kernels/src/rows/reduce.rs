@@ -3,8 +3,10 @@
 //! Sums run in sixteen partial sums (value `i` goes to partial sum `i mod 16`), then halves are added: the order
 //! does not depend on the instruction set, and zeros at the end of a row change nothing.
 
-use super::Isa;
+use half::f16;
+
 use super::lanes::{Kernel, LANES, Lanes};
+use super::{HALF_SUM_TERMS, Isa};
 
 /// What [`reduce`] computes of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +21,16 @@ pub enum Reduction {
     SumOfFinite,
 }
 
-/// One value from a row. Of an empty row: 0 for sums, NaN for the mean, infinities for the extremes.
+/// One value from a row. Of an empty row: 0 for sums, NaN for the mean, infinities for the extremes. The result is
+/// not rounded; the sums on the way to it are, if `isa` keeps them in fp16.
 pub fn reduce(isa: Isa, what: Reduction, row: &[f32]) -> f32 {
-    isa.run(ReduceKernel { what, row })
+    isa.run(ReduceKernel { what, row, half_sums: isa.has_half_sums() })
 }
 
 struct ReduceKernel<'a> {
     what: Reduction,
     row: &'a [f32],
+    half_sums: bool,
 }
 
 impl Kernel for ReduceKernel<'_> {
@@ -34,13 +38,13 @@ impl Kernel for ReduceKernel<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) -> f32 {
-        let row = self.row;
+        let (row, h) = (self.row, self.half_sums);
         match self.what {
-            Reduction::Sum => sum_of(l, row, 0.0, Sum),
+            Reduction::Sum => sum_of(l, row, 0.0, Sum, h),
             #[expect(clippy::cast_precision_loss, reason = "rows are far shorter than 2^24")]
-            Reduction::Mean => sum_of(l, row, 0.0, Sum) / row.len() as f32,
-            Reduction::SumOfSquares => sum_of(l, row, 0.0, Deviation(0.0)),
-            Reduction::SumOfFinite => sum_of(l, row, 0.0, Zero),
+            Reduction::Mean => sum_of(l, row, 0.0, Sum, h) / row.len() as f32,
+            Reduction::SumOfSquares => sum_of(l, row, 0.0, Deviation(0.0), h),
+            Reduction::SumOfFinite => sum_of(l, row, 0.0, Zero, false),
             Reduction::Max => {
                 nan_or(row, l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, Largest)))
             }
@@ -131,19 +135,48 @@ fn fold<L: Lanes>(l: L, row: &[f32], start: f32, fill: f32, f: impl Accumulate) 
 }
 
 #[inline(always)]
-fn sum_of<L: Lanes>(l: L, row: &[f32], fill: f32, f: impl Accumulate) -> f32 {
-    l.sum(fold(l, row, 0.0, fill, f))
+fn sum_of<L: Lanes>(l: L, row: &[f32], fill: f32, f: impl Accumulate, half_sums: bool) -> f32 {
+    if !half_sums {
+        return l.sum(fold(l, row, 0.0, fill, f));
+    }
+    let (pairs, tail) = row.as_chunks::<HALF_SUM_TERMS>();
+    let mut acc = l.splat(0.0);
+    for pair in pairs {
+        for c in pair.as_chunks::<LANES>().0 {
+            acc = f.step(l, l.load(c), acc);
+        }
+        acc = l.round_half(acc);
+    }
+    for c in tail.chunks(LANES) {
+        acc = f.step(l, l.load_part(c, fill), acc);
+    }
+    half_sum(l, l.round_half(acc))
+}
+
+/// The sum of all lanes as [`Lanes::sum`] takes it, every addition rounded to fp16.
+#[inline(always)]
+fn half_sum<L: Lanes>(l: L, v: L::V) -> f32 {
+    let mut full = l.to_array(v);
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            full[i] = f16::from_f32(full[i] + full[i + width]).to_f32();
+        }
+        width /= 2;
+    }
+    full[0]
 }
 
 /// Replaces a row by `e^(x - max) / Σ e^(x - max)`, rounded to fp16 if `half`. A row with a NaN, or with nothing
 /// but `-inf`, becomes NaN.
 pub fn softmax(isa: Isa, row: &mut [f32], half: bool) {
-    isa.run(SoftmaxKernel { row, half });
+    isa.run(SoftmaxKernel { row, half, half_sums: half && isa.has_half_sums() });
 }
 
 struct SoftmaxKernel<'a> {
     row: &'a mut [f32],
     half: bool,
+    half_sums: bool,
 }
 
 impl Kernel for SoftmaxKernel<'_> {
@@ -151,7 +184,7 @@ impl Kernel for SoftmaxKernel<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, l: L) {
-        let SoftmaxKernel { row, half } = self;
+        let SoftmaxKernel { row, half, half_sums } = self;
         // A NaN is lost here and comes back through the exponentials.
         let max = l.largest(fold(l, row, f32::NEG_INFINITY, f32::NEG_INFINITY, Largest));
         let m = l.splat(max);
@@ -168,7 +201,8 @@ impl Kernel for SoftmaxKernel<'_> {
             l.store_part(e, tail);
         }
         // One exact division, then products: e/s is corrected by its remainder, which rounds it correctly.
-        let sum = l.sum(acc);
+        let sum = if half_sums { sum_of(l, row, 0.0, Sum, true) } else { l.sum(acc) };
+        let (chunks, tail) = row.as_chunks_mut::<LANES>();
         let by = Quotient { sum, inverse: 1.0 / sum, half };
         for c in chunks {
             l.store(by.of(l, l.load(c)), c);
@@ -198,6 +232,8 @@ impl Quotient {
 }
 
 /// `dst = (src - mean) / √(variance + epsilon) * gamma + beta` over one row, rounded to fp16 if `half`.
+///
+/// Mean and variance are always summed in `f32`: the squares of ordinary activations are beyond fp16.
 ///
 /// # Panics
 ///
@@ -235,9 +271,9 @@ impl Kernel for LayerNormKernel<'_> {
     fn run<L: Lanes>(self, l: L) {
         let LayerNormKernel { src, epsilon, gamma, beta, dst, half } = self;
         let n = src.len() as f32;
-        let mean = sum_of(l, src, 0.0, Sum) / n;
+        let mean = sum_of(l, src, 0.0, Sum, false) / n;
         // The filler of a partial step is the mean, whose deviation is 0.
-        let squares = sum_of(l, src, mean, Deviation(mean));
+        let squares = sum_of(l, src, mean, Deviation(mean), false);
         let normal = Normal { mean, inverse: 1.0 / (squares / n + epsilon).sqrt(), half };
         let (chunks, tail) = dst.as_chunks_mut::<LANES>();
         let whole = chunks.len() * LANES;

@@ -30,6 +30,10 @@ pub struct PrefillRow {
     /// What each chunk of the last prefill cost; empty where the prompt took one function.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<ChunkTime>,
+    /// What the functions that ran take, computed when they were loaded: weights, activations, outputs; `None` for
+    /// engines that do not compute it.
+    #[serde(default)]
+    pub computed_bytes: Option<u64>,
 }
 
 /// Times `repeats` prefills of `tokens` tokens after one that warms.
@@ -43,7 +47,7 @@ pub fn bench_prefill(
     repeats: usize,
     options: EngineOptions,
 ) -> Result<PrefillRow, Error> {
-    let threads = options.threads;
+    let threads = options.cpu.threads;
     let mut engine = open_prefill(path, options)?;
     engine.prepare(tokens)?;
     let vocab = engine.model().map_or(1, |m| m.vocab_size).max(1);
@@ -71,6 +75,7 @@ pub fn bench_prefill(
         seconds,
         peak_bytes: peak_resident_bytes(),
         chunks: engine.chunk_times().to_vec(),
+        computed_bytes: engine.computed_bytes(),
     })
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Stage {
     state: Option<State>,
     /// Goes before the names of its tensors.
     prefix: String,
-    threads: usize,
+    options: Options,
 }
 
 /// What goes from package to package.
@@ -46,7 +46,7 @@ impl Stage {
         path: &Path,
         function: Option<String>,
         layout: Option<Layout>,
-        threads: usize,
+        options: &Options,
     ) -> Result<Stage, Error> {
         let package = Arc::new(Package::open(path)?);
         let declared = package.metadata().get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
@@ -83,7 +83,17 @@ impl Stage {
             only.map(|f| f.name.clone())
         });
         let (loaded, state, prefix) = (BTreeMap::new(), None, String::new());
-        Ok(Stage { package, layout, past, functions, function, loaded, state, prefix, threads })
+        Ok(Stage {
+            package,
+            layout,
+            past,
+            functions,
+            function,
+            loaded,
+            state,
+            prefix,
+            options: options.clone(),
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -120,8 +130,7 @@ impl Stage {
     pub(super) fn load(&mut self, function: &str) -> Result<&Executable, Error> {
         let name = self.function_name(function).to_owned();
         if !self.loaded.contains_key(&name) {
-            let options = Options::with_threads(self.threads);
-            let mut executable = Executable::load(self.package.clone(), &name, &options)?;
+            let mut executable = Executable::load(self.package.clone(), &name, &self.options)?;
             if let Some(other) = self.loaded.values().next() {
                 executable = executable.sharing_memory_with(other);
             }

@@ -13,7 +13,8 @@ use kvbaton::{
 };
 use serde_json::{Map, Value, json};
 
-use super::run::{check_models, described, whole_prompt};
+use super::described;
+use super::run::{check_models, whole_prompt};
 use super::{layout, need_host};
 use crate::Host;
 use crate::args::{Different, Verify, VerifyThresholds};

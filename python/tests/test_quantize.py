@@ -1,0 +1,145 @@
+"""Packages with projections and embeddings in fewer bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kvbaton
+import numpy as np
+import pytest
+from conftest import ROOT, Run
+from export_helpers import TinyModel
+from kvbaton._export import ExportError, export
+from kvbaton._export.quantize import Quantizer
+from safetensors.numpy import load_file, save_file
+
+SCHEMES = ("int8", "int4-block32", "lut6")
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+LIMITS = {None: 0.99999, "int8": 0.999, "int4-block32": 0.98, "lut6": 0.98}
+"""Cosine of the logits with a float32 reference, at least."""
+
+
+def copied(folder: Path, out: Path, change: Any) -> Path:
+    """A model folder with its matrices changed."""
+    out.mkdir()
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (out / file.name).write_bytes(file.read_bytes())
+    for file in folder.glob("*.safetensors"):
+        weights = load_file(file)
+        made = {name: change(name, w) if w.ndim == 2 else w for name, w in weights.items()}
+        save_file(made, out / file.name, metadata={"format": "mlx"})
+    return out
+
+
+def definition(scheme: str, weight: np.ndarray) -> np.ndarray:
+    """What a scheme leaves of a matrix, from its description."""
+    w = weight.astype(np.float16).astype(np.float32)
+    rows, columns = w.shape
+    if scheme == "lut6":
+        out = np.empty_like(w)
+        for first in range(0, rows, 16):
+            part = w[first : first + 16]
+            step = (part.max() - part.min()) / np.float32(63)
+            levels = (part.min() + np.arange(64, dtype=np.float32) * step).astype(np.float16)
+            out[first : first + 16] = levels[np.rint((part - part.min()) / step).astype(int)]
+        return out.astype(weight.dtype)
+    largest, block = (127, columns) if scheme == "int8" else (7, 32)
+    blocks = w.reshape(rows, columns // block, block)
+    scale = (np.abs(blocks).max(-1, keepdims=True) / largest).astype(np.float16).astype(np.float32)
+    codes = np.clip(np.rint(blocks / np.where(scale == 0, 1, scale)), -largest, largest)
+    return (codes * scale).astype(np.float16).reshape(w.shape).astype(weight.dtype)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_quantised_package_computes_with_the_weights_of_its_scheme(
+    tiny_model: TinyModel, tmp_path: Path, scheme: Any
+) -> None:
+    folder = tiny_model("llama_tied")
+    export(folder, tmp_path / "q.mlpackage", buckets=(8, 16), quantize=scheme)
+    rounded = copied(folder, tmp_path / "rounded", lambda _, w: definition(scheme, w))
+    export(rounded, tmp_path / "plain.mlpackage", buckets=(8, 16))
+    plain = kvbaton.Prefill(tmp_path / "plain.mlpackage")(PROMPT)
+    for weights in ("resident", "streamed"):
+        done = kvbaton.Prefill(tmp_path / "q.mlpackage", weights=weights)(PROMPT)
+        assert np.array_equal(done.logits, plain.logits), weights
+        for a, b in zip(done.cache.layers, plain.cache.layers, strict=True):
+            assert np.array_equal(a.arrays["key"], b.arrays["key"])
+            assert np.array_equal(a.arrays["value"], b.arrays["value"])
+
+
+def test_only_projections_and_embeddings_are_quantised(
+    kvbaton_cli: Run, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    folder = tiny_model("llama_tied")
+    out = tmp_path / "q.mlpackage"
+    done = kvbaton_cli("export", folder, out, "--buckets", "8,16", "--quantize", "int8", "--json")
+    assert done.json()["quantize"] == "int8"
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    package = kvbaton_cli("inspect", out, "--json").json()
+    for function in package["functions"]:
+        operations = function["operations"]
+        assert (
+            operations["constexpr_blockwise_shift_scale"] == 7 * layers + 1
+        )  # the embedding is the head, too
+    dtypes = {of["dtype"]: of for of in package["weights"]["by_dtype"]}
+    assert dtypes["int8"]["count"] == 7 * layers + 1  # both functions share them
+    assert "kvbaton.quantize" in package["user_metadata"]
+
+
+def test_rows_of_zeros_stay_zeros(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Padding of a vocabulary: coremltools' own quantiser divides by 0 there."""
+
+    def zeroed(name: str, weight: np.ndarray) -> np.ndarray:
+        changed = weight.copy()
+        if "embed_tokens" in name:
+            changed[100:140] = 0
+        return changed
+
+    folder = copied(tiny_model("llama_tied"), tmp_path / "zeroed", zeroed)
+    for scheme in SCHEMES:
+        export(folder, tmp_path / f"{scheme}.mlpackage", buckets=(8,), quantize=scheme)
+        logits = kvbaton.Prefill(tmp_path / f"{scheme}.mlpackage")(PROMPT).logits
+        assert logits is not None
+        assert np.isfinite(logits).all()
+        # Groups of 16 rows: 112 to 127 lie in zeros alone.
+        assert not logits[112:128].any()
+
+
+def test_schemes_that_do_not_fit_are_refused(kvbaton_cli: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = tiny_model("llama_tied")
+    with pytest.raises(ExportError, match="int3; known: int8, int4-block32, lut6") as refused:
+        export(folder, tmp_path / "q.mlpackage", quantize="int3")  # type: ignore[arg-type]
+    assert refused.value.kind == "quantize"
+    done = kvbaton_cli("export", folder, tmp_path / "q.mlpackage", "--quantize", "int3", "--json")
+    assert done.code == 2
+    assert done.json()["error"]["kind"] == "usage"
+    quantizer = Quantizer("int4-block32")
+    with pytest.raises(ExportError, match="rows of 40 values, .* multiple of 32"):
+        quantizer.quantized("weight", lambda: np.ones((4, 40), np.float16))
+    assert not (tmp_path / "q.mlpackage").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+def test_logits_of_smollm2_stay_close_to_float32(
+    smollm2: Any, model_folder: Path, tmp_path: Path, scheme: Any
+) -> None:
+    import mlx.core as mx
+
+    model, tokenizer = smollm2
+    ids = list(tokenizer.encode((ROOT / "demo/prompt.txt").read_text()))[:500]
+    assert len(ids) > 300
+    reference = np.array(model(mx.array([ids]))[0, -1], np.float64)
+    export(model_folder, tmp_path / "q.mlpackage", buckets=(512,), quantize=scheme)
+    done = kvbaton.Prefill(tmp_path / "q.mlpackage")(ids)
+    assert done.logits is not None
+    cosine = done.logits @ reference / np.linalg.norm(done.logits) / np.linalg.norm(reference)
+    print(f"{scheme}: cosine {cosine:.7f}, {done.report.tokens_per_second:.0f} tokens/s")
+    assert cosine >= LIMITS[scheme]
+    if scheme is not None:
+        streamed = kvbaton.Prefill(tmp_path / "q.mlpackage", weights="streamed")(ids)
+        assert np.array_equal(streamed.logits, done.logits)
