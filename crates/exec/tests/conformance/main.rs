@@ -7,6 +7,7 @@
     reason = "numbers of test cases are small"
 )]
 
+mod einsum;
 mod states;
 mod text;
 mod wire;
