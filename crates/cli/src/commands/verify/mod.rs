@@ -139,8 +139,7 @@ impl Packages {
 
     /// Loads what a prompt needs, in all packages.
     fn prepare(&mut self, prompt_tokens: usize) -> Result<(), Error> {
-        let reference = self.reference.as_mut().map(|r| r as &mut dyn Prefill);
-        let engines = std::iter::once(&mut *self.engine).chain(reference);
+        let engines = std::iter::once(&mut self.engine).chain(&mut self.reference);
         for engine in engines.filter(|_| prompt_tokens > 1) {
             engine.prepare(prompt_tokens - 1).map_err(|e| whole_prompt(e, prompt_tokens))?;
         }
