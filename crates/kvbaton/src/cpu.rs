@@ -49,7 +49,8 @@ impl CpuPrefill {
     pub fn open_stated(path: &Path, threads: usize, stated: Stated) -> Result<CpuPrefill, Error> {
         let package = Arc::new(Package::open(path)?);
         let (layout, model) = agree(&package, stated)?;
-        let functions = prefill_functions(&package, input_name(layout.inputs.tokens.as_deref(), "tokens")?)?;
+        input_name(layout.inputs.tokens.as_deref(), "tokens")?;
+        let functions = prefill_functions(&package, &layout.inputs)?;
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
         Ok(CpuPrefill { package, model, layout, functions, past, chunk_times, loaded, threads })

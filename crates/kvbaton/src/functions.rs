@@ -1,6 +1,7 @@
 //! What the functions of a package are: said by the package itself, or told from the shape of their inputs.
 
-use kvbaton_mil::program::{Function, ValueType};
+use kvbaton_layout::Inputs;
+use kvbaton_mil::program::{Function, ValueId, ValueType};
 use kvbaton_mil::{FUNCTIONS_KEY, PAST_KEY, Package};
 use serde::Deserialize;
 
@@ -71,13 +72,14 @@ pub(crate) fn declared(package: &Package) -> Result<Option<Vec<Declared>>, Error
     Ok(Some(declared))
 }
 
-/// The functions of `package` that prefill, their tokens in the input `tokens_input`.
-pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result<PrefillFunctions, Error> {
+/// The functions of `package` that prefill; `inputs` names what they take.
+pub(crate) fn prefill_functions(package: &Package, inputs: &Inputs) -> Result<PrefillFunctions, Error> {
     let mut found = PrefillFunctions::default();
     match declared(package)? {
         Some(declared) => {
             for function in declared.into_iter().filter(|f| f.kind == Purpose::Prefill) {
                 let Declared { name, tokens, context, .. } = function;
+                check_shapes(package, &name, tokens, context, inputs)?;
                 match context {
                     Some(context) => found.chunks.push(ChunkFunction { name, tokens, context }),
                     None => found.whole.push(FunctionInfo { name, tokens }),
@@ -86,7 +88,7 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
         }
         None => {
             for function in package.program().functions.values() {
-                if let Some(tokens) = function_length(function, tokens_input) {
+                if let Some(tokens) = function_length(function, inputs) {
                     found.whole.push(FunctionInfo { name: function.name.clone(), tokens });
                 }
             }
@@ -100,8 +102,8 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
             Error::new(ErrorKind::Package, format!("no function of `{path}` prefills"))
                 .hint("a decode package goes to --decode; export one that prefills with --kind prefill")
         } else {
-            let message =
-                format!("no function of `{path}` has an input `{tokens_input}` of shape (1, length)");
+            let name = inputs.tokens.as_deref().unwrap_or_default();
+            let message = format!("no function of `{path}` has an input `{name}` of shape (1, length)");
             Error::new(ErrorKind::Package, message)
         });
     }
@@ -116,14 +118,63 @@ pub(crate) fn prefill_functions(package: &Package, tokens_input: &str) -> Result
     Ok(found)
 }
 
-/// S, when the function has a token input of shape (1, S).
-fn function_length(function: &Function, tokens_input: &str) -> Option<usize> {
-    let input = function.inputs.iter().map(|&id| function.value(id)).find(|v| v.name == tokens_input)?;
-    match &input.ty {
-        ValueType::Tensor(ty) => match ty.fixed_shape()?.as_slice() {
-            [1, length] => Some(*length),
-            _ => None,
-        },
+/// Refuses a function that is not what it is declared to be: another number of tokens, or no tensor of the context.
+fn check_shapes(
+    package: &Package,
+    name: &str,
+    tokens: usize,
+    context: Option<usize>,
+    inputs: &Inputs,
+) -> Result<(), Error> {
+    let function = package.function(Some(name))?;
+    let wrong = |what: String| {
+        let message = format!("function `{name}` of `{}` {what}", package.path().display());
+        Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY)
+    };
+    let own = function_length(function, inputs);
+    if own != Some(tokens) {
+        let own = own.map_or_else(|| "no input of tokens".to_owned(), |own| format!("{own} in the program"));
+        return Err(wrong(format!("is declared to take {tokens} tokens, and has {own}")));
+    }
+    let holds = |rows: usize| function.inputs.iter().any(|&id| shape(function, id).contains(&rows));
+    match context {
+        Some(context) if !holds(context) => {
+            Err(wrong(format!("is declared to take a past of {context} rows, and has no input of as many")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn shape(function: &Function, id: ValueId) -> Vec<usize> {
+    match &function.value(id).ty {
+        ValueType::Tensor(ty) | ValueType::State(ty) => ty.fixed_shape().unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// S, when the function has tokens of shape (1, S), or hidden states of shape (1, S, hidden).
+fn function_length(function: &Function, inputs: &Inputs) -> Option<usize> {
+    let of = |name: &Option<String>| {
+        let name = name.as_ref()?;
+        let id = function.inputs.iter().copied().find(|&id| function.value(id).name == *name)?;
+        Some(shape(function, id))
+    };
+    match (of(&inputs.tokens).as_deref(), of(&inputs.hidden).as_deref()) {
+        (Some([1, length]), _) | (None, Some([1, length, _])) => Some(*length),
         _ => None,
     }
+}
+
+/// Whether a state of `function` has as many slots as the context that it is declared to have.
+pub(crate) fn check_states(package: &Package, declared: &Declared) -> Result<(), Error> {
+    let function = package.function(Some(&declared.name))?;
+    let context = declared.context.unwrap_or(0);
+    if function.states.iter().any(|&id| shape(function, id).contains(&context)) {
+        return Ok(());
+    }
+    let (name, path) = (&declared.name, package.path().display());
+    let message = format!(
+        "function `{name}` of `{path}` is declared to have a context of {context} rows, and has no state of as many"
+    );
+    Err(Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY))
 }

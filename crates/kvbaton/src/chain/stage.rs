@@ -73,7 +73,7 @@ impl Stage {
         };
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let functions = if package.metadata().contains_key(FUNCTIONS_KEY) && function.is_none() {
-            prefill_functions(&package, layout.inputs.tokens.as_deref().unwrap_or_default())?
+            prefill_functions(&package, &layout.inputs)?
         } else {
             one_function(&package, function.as_deref(), &layout)?
         };
