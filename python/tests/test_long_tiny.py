@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -238,3 +240,82 @@ def test_a_chain_leaves_what_one_package_leaves(family: Made, name: str, parts: 
         for ours, theirs in zip(whole.cache.layers, split.cache.layers, strict=True):
             for part in ("key", "value"):
                 np.testing.assert_array_equal(ours.arrays[part], theirs.arrays[part])
+
+
+# --- what packages say of their functions ----------------------------------------------------------------
+
+
+def entry(**fields: Any) -> dict[str, Any]:
+    return {"name": f"prefill_{CHUNK}_of_{CONTEXT}", "kind": "prefill", "tokens": CHUNK, **fields}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fragment"),
+    [
+        ("kvbaton.functions", "[", "`kvbaton.functions` .* cannot be used: EOF"),
+        ("kvbaton.functions", "{}", "cannot be used: invalid type: map"),
+        ("kvbaton.functions", "[]", "no function of .* prefills"),
+        ("kvbaton.functions", [entry(name="prefill_9")], "the program has no function `prefill_9`"),
+        ("kvbaton.functions", [entry(kind="encode")], "unknown variant `encode`"),
+        ("kvbaton.functions", [entry(tokens=0)], "takes 0 tokens"),
+        ("kvbaton.functions", [entry(tokens=-1)], "cannot be used: invalid value"),
+        (
+            "kvbaton.functions",
+            [entry(context=CHUNK - 1)],
+            f"takes {CHUNK} tokens in a context of {CHUNK - 1}",
+        ),
+        ("kvbaton.functions", [entry(rows=3)], "unknown field `rows`"),
+        ("kvbaton.functions", [entry(tokens=1 << 60)], f"{1 << 60} tokens, and has {CHUNK} in the program"),
+        (
+            "kvbaton.functions",
+            [entry(context=1 << 60)],
+            f"a past of {1 << 60} rows, and has no input of as many",
+        ),
+        ("kvbaton.past", None, "metadata key `kvbaton.past` is missing"),
+        ("kvbaton.past", 'name = "x"', "it has no tensors"),
+    ],
+)
+def test_functions_that_are_not_as_declared_are_refused(
+    family: Made, tmp_path: Path, key: str, value: Any, fragment: str
+) -> None:
+    family("llama_tied").prefill()
+    package = rewritten(family("llama_tied").parent / "prefill-stacked-1.mlpackage", tmp_path, key, value)
+    with pytest.raises(kvbaton.KvbatonError, match=fragment):
+        kvbaton.Prefill(package)
+
+
+@pytest.mark.parametrize(
+    ("value", "fragment"),
+    [
+        ([{"name": "decode", "kind": "decode", "tokens": 2, "context": 128}], "decodes a token at a time"),
+        ([{"name": "decode", "kind": "decode", "tokens": 1}], "decodes a token at a time"),
+        (
+            [{"name": "decode", "kind": "decode", "tokens": 1, "context": 129}],
+            "a context of 129 rows, and has no state of as many",
+        ),
+    ],
+)
+def test_decode_functions_that_are_not_as_declared_are_refused(
+    family: Made, tmp_path: Path, value: Any, fragment: str
+) -> None:
+    family("llama_tied").decode()
+    package = family("llama_tied").parent / "decode.mlpackage"
+    with pytest.raises(kvbaton.KvbatonError, match=fragment):
+        kvbaton.Decode(rewritten(package, tmp_path, "kvbaton.functions", value))
+
+
+def rewritten(package: Path, parent: Path, key: str, value: Any) -> Path:
+    """A copy of a package with another value, or none, under a metadata key."""
+    from coremltools.proto import Model_pb2
+
+    copy = parent / "changed.mlpackage"
+    shutil.copytree(package, copy)
+    file = copy / "Data/com.apple.CoreML/model.mlmodel"
+    model = Model_pb2.Model.FromString(file.read_bytes())
+    metadata = model.description.metadata.userDefined
+    if value is None:
+        del metadata[key]
+    else:
+        metadata[key] = value if isinstance(value, str) else json.dumps(value)
+    file.write_bytes(model.SerializeToString())
+    return copy

@@ -12,7 +12,7 @@ use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, PAST_KEY, Package};
 
 use crate::activations::{Activations, Collector, Rows};
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
-use crate::functions::{Facts, PrefillFunctions, prefill_functions};
+use crate::functions::{Facts, PrefillFunctions, check_declared, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;
 use crate::report::PrefillReport;
@@ -55,6 +55,7 @@ impl CpuPrefill {
         let (layout, model) = agree(package.path(), package.metadata(), stated)?;
         let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
         let functions = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
+        check_declared(&package, &functions, &layout.inputs)?;
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
         let (options, watched) = (Options::with_threads(threads), None);

@@ -9,7 +9,7 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::DataType;
 
 use crate::cpu::{Stated, agree, check_vocabulary};
-use crate::functions::{Declared, Facts, Purpose, declared};
+use crate::functions::{Declared, Facts, Purpose, check_states, declared};
 use crate::inputs::{self, Wanted as Input};
 use crate::tensors::{dtype, tensor};
 use crate::{
@@ -88,16 +88,14 @@ impl CpuDecode {
     pub fn open(path: &Path, options: &Options) -> Result<CpuDecode, Error> {
         let package = Arc::new(Package::open(path)?);
         let (layout, model) = agree(package.path(), package.metadata(), Stated::default())?;
-        let Some(Declared { name, tokens: 1, context: Some(capacity), .. }) =
-            declared(&Facts::of(&package, layout.inputs.tokens.as_deref().unwrap_or_default()))?
-                .into_iter()
-                .flatten()
-                .find(|f| f.kind == Purpose::Decode)
-        else {
+        let facts = Facts::of(&package, layout.inputs.tokens.as_deref().unwrap_or_default());
+        let found = declared(&facts)?.into_iter().flatten().find(|f| f.kind == Purpose::Decode);
+        let Some(Declared { name, tokens: 1, context: Some(capacity), .. }) = found.clone() else {
             let message = format!("no function of `{}` decodes a token at a time", path.display());
             return Err(Error::new(ErrorKind::Package, message)
                 .hint("export one with --kind decode; a package that prefills goes to --prefill"));
         };
+        found.map_or(Ok(()), |found| check_states(&package, &found))?;
         let program = Executable::load(package, &name, options)?;
         let names = layout.tensor_names(&model.cache)?;
         if let Some(missing) = names.iter().find(|n| !program.states().iter().any(|s| s.name == **n)) {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kvbaton_mil::program::{Function, ValueType};
+use kvbaton_layout::Inputs;
+use kvbaton_mil::program::{Function, ValueId, ValueType};
 use kvbaton_mil::{FUNCTIONS_KEY, PAST_KEY, Package};
 use serde::Deserialize;
 
@@ -138,4 +139,81 @@ pub(crate) fn prefill_functions(facts: &Facts<'_>, tokens_input: &str) -> Result
         return Err(Error::new(ErrorKind::Layout, message).field("key", PAST_KEY));
     }
     Ok(found)
+}
+
+/// Refuses a package that declares its functions and has a program of which that is not true.
+pub(crate) fn check_declared(
+    package: &Package,
+    functions: &PrefillFunctions,
+    inputs: &Inputs,
+) -> Result<(), Error> {
+    if !package.metadata().contains_key(FUNCTIONS_KEY) {
+        return Ok(());
+    }
+    let whole = functions.whole.iter().map(|f| (&f.name, f.tokens, None));
+    let chunks = functions.chunks.iter().map(|f| (&f.name, f.tokens, Some(f.context)));
+    whole
+        .chain(chunks)
+        .try_for_each(|(name, tokens, context)| check_shapes(package, name, tokens, context, inputs))
+}
+
+/// Refuses a function that is not what it is declared to be: another number of tokens, or no tensor of the context.
+fn check_shapes(
+    package: &Package,
+    name: &str,
+    tokens: usize,
+    context: Option<usize>,
+    inputs: &Inputs,
+) -> Result<(), Error> {
+    let function = package.function(Some(name))?;
+    let wrong = |what: String| {
+        let message = format!("function `{name}` of `{}` {what}", package.path().display());
+        Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY)
+    };
+    let own = function_length(function, inputs);
+    if own != Some(tokens) {
+        let own = own.map_or_else(|| "no input of tokens".to_owned(), |own| format!("{own} in the program"));
+        return Err(wrong(format!("is declared to take {tokens} tokens, and has {own}")));
+    }
+    let holds = |rows: usize| function.inputs.iter().any(|&id| shape(function, id).contains(&rows));
+    match context {
+        Some(context) if !holds(context) => {
+            Err(wrong(format!("is declared to take a past of {context} rows, and has no input of as many")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn shape(function: &Function, id: ValueId) -> Vec<usize> {
+    match &function.value(id).ty {
+        ValueType::Tensor(ty) | ValueType::State(ty) => ty.fixed_shape().unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// S, when the function has tokens of shape (1, S), or hidden states of shape (1, S, hidden).
+fn function_length(function: &Function, inputs: &Inputs) -> Option<usize> {
+    let of = |name: &Option<String>| {
+        let name = name.as_ref()?;
+        let id = function.inputs.iter().copied().find(|&id| function.value(id).name == *name)?;
+        Some(shape(function, id))
+    };
+    match (of(&inputs.tokens).as_deref(), of(&inputs.hidden).as_deref()) {
+        (Some([1, length]), _) | (None, Some([1, length, _])) => Some(*length),
+        _ => None,
+    }
+}
+
+/// Whether a state of `function` has as many slots as the context that it is declared to have.
+pub(crate) fn check_states(package: &Package, declared: &Declared) -> Result<(), Error> {
+    let function = package.function(Some(&declared.name))?;
+    let context = declared.context.unwrap_or(0);
+    if function.states.iter().any(|&id| shape(function, id).contains(&context)) {
+        return Ok(());
+    }
+    let (name, path) = (&declared.name, package.path().display());
+    let message = format!(
+        "function `{name}` of `{path}` is declared to have a context of {context} rows, and has no state of as many"
+    );
+    Err(Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY))
 }

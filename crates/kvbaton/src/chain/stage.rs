@@ -12,7 +12,7 @@ use kvbaton_mil::{FUNCTIONS_KEY, LAYOUT_KEY, PAST_KEY, Package};
 
 use crate::chunks::Step;
 use crate::cpu::{declared_model, past_inputs};
-use crate::functions::{Facts, PrefillFunctions, prefill_functions};
+use crate::functions::{Facts, PrefillFunctions, check_declared, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::tensors::tensor;
 use crate::{Error, ErrorKind, FunctionInfo, Tensor};
@@ -74,7 +74,9 @@ impl Stage {
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let functions = if package.metadata().contains_key(FUNCTIONS_KEY) && function.is_none() {
             let tokens_input = layout.inputs.tokens.as_deref().unwrap_or_default();
-            prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?
+            let found = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
+            check_declared(&package, &found, &layout.inputs)?;
+            found
         } else {
             one_function(&package, function.as_deref(), &layout)?
         };
