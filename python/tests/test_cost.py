@@ -25,11 +25,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def calibrated(tiny: tuple[Path, Path], kvbaton_cli: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def decoding(tiny: tuple[Path, Path], kvbaton_cli: Run) -> Path:
+    """A package of the tiny model that decodes, with a context of 256 rows."""
+    package = tiny[1].with_name("decode.mlpackage")
+    done = kvbaton_cli("export", tiny[0], package, "--kind", "decode", "--context", "256")
+    assert done.code == 0, done.stderr
+    return package
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    tiny: tuple[Path, Path], decoding: Path, kvbaton_cli: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What ``calibrate`` found out about this machine with the tiny model."""
     folder, package = tiny
     file = tmp_path_factory.mktemp("machine") / "machine.toml"
     more = ("--lengths", "16,100", "--repeats", "2", "--dtype", "float32", "--out", file)
+    more = (*more, "--decode-package", decoding)
     done = kvbaton_cli("calibrate", "--decode", folder, "--prefill", package, *more)
     assert done.code == 0, done.stderr
     assert "coreml" in done.stdout
@@ -102,6 +114,63 @@ def test_calibrated_figures_come_back_where_they_were_measured(
         ]
         assert plan["routes"][route]["prefill_seconds"] == pytest.approx(known, rel=1e-6)
         assert plan["routes"][route]["basis"] == "measured"
+
+
+def test_run_takes_what_plan_picks_and_says_what_it_did(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], decoding: Path, calibrated: Path, tmp_path: Path
+) -> None:
+    folder, package = tiny
+    file = tmp_path / "ids"
+    file.write_text(" ".join(str((7 * i * i + 3) % tiny_models.VOCAB) for i in range(60)))
+    common = ("run", "--prefill", package, "--decode", folder, "--dtype", "float32", "--prompt-tokens", file)
+    common = (*common, "--max-tokens", "5", "--json", "--decode-package", decoding)
+    auto = (*common, "--route", "auto", "--machine", calibrated)
+    busy = kvbaton_cli(*auto, "--gpu-busy", "0.999").json()
+    # MLX takes a thousand times as long, so Core ML does both.
+    assert busy["route"]["pick"] == "coreml"
+    assert busy["decode"]["engine"] == "cpu"
+    for document, name in ((busy, "coreml"), (kvbaton_cli(*auto).json(), None)):
+        route = document["route"]
+        estimate = next(r for r in route["estimated"] if r["name"] == (name or route["pick"]))
+        assert set(route["measured"]) <= set(estimate)
+        first = document["time_to_first_token_seconds"]
+        assert route["measured"]["time_to_first_token_seconds"] == first
+        assert route["reason"]
+        assert route["machine"]["origin"] == "measured"
+    answers = {}
+    for name in ("coreml-mlx", "mlx", "coreml", "mlx-coreml"):
+        document = kvbaton_cli(*common, "--route", name).json()
+        assert "route" not in document
+        answers[name] = document["tokens"]
+        assert document["handed_off_tokens"] == (0 if name == "mlx" else 59)
+        assert document["decode"]["engine"].startswith("cpu" if name.endswith("coreml") else "mlx")
+        assert document["prefill"]["engine"].startswith("mlx" if name.startswith("mlx") else "cpu")
+    assert answers["coreml-mlx"] == answers["mlx"]
+    assert answers["coreml"] == answers["mlx-coreml"]
+
+
+def test_a_decode_package_has_its_routes(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], decoding: Path, calibrated: Path
+) -> None:
+    folder, package = tiny
+    common = ("plan", "--model", folder, "--machine", calibrated, "--dtype", "float32", "--json")
+    more = ("--prefill", package, "--decode-package", decoding, "--context", "100")
+    routes = {r["name"]: r for r in kvbaton_cli(*common, *more, "--max-tokens", "10").json()["routes"]}
+    assert all(r["available"] and r["total_seconds"] > 0 for r in routes.values())
+    # 256 rows are its context.
+    long = kvbaton_cli(*common, *more, "--max-tokens", "200").json()
+    assert "holds 256 rows, 300 are wanted" in long["routes"][3]["unavailable"]
+
+
+def test_a_route_needs_its_packages(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, package = tiny
+    file = tmp_path / "ids"
+    file.write_text("1 2 3")
+    named = ("--decode", folder, "--prompt-tokens", file, "--json")
+    done = kvbaton_cli("run", "--prefill", package, *named, "--route", "mlx-coreml")
+    assert "needs --decode-package" in error(done, "usage")["message"]
+    done = kvbaton_cli("run", "--prefill", folder, *named, "--route", "auto")
+    assert "--prefill must be a Core ML package" in error(done, "usage")["message"]
 
 
 def test_bench_run_times_every_mode(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:

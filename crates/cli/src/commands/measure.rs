@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use kvbaton::plan::route::Engine;
 use kvbaton::{
-    CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, HandoffReport, Prefill, PrefillReport,
-    SharedPrefill, Waived, check_compatible,
+    CpuDecode, CpuOptions, Decode, EngineOptions, Error, ErrorKind, HandoffReport, PrefillReport,
+    SharedPrefill, Waived, check_compatible, open_prefill,
 };
 
 use crate::Host;
@@ -61,11 +61,14 @@ impl Bench<'_> {
         Ok(self)
     }
 
-    /// Opens a package as an engine that several runs share.
+    /// Opens a package with this system's engine, for several runs: Core ML on a Mac, the executor elsewhere.
     pub(crate) fn open(path: &Path, threads: usize, longest: usize) -> Result<SharedPrefill, Error> {
-        let mut engine = CpuPrefill::open(path, threads)?;
+        let mut engine = open_prefill(
+            path,
+            EngineOptions { cpu: CpuOptions::with_threads(threads), ..EngineOptions::default() },
+        )?;
         engine.prepare(longest)?;
-        Ok(Arc::new(Mutex::new(Box::new(engine))))
+        Ok(Arc::new(Mutex::new(engine)))
     }
 
     /// A Core ML package prefills, MLX decodes.
