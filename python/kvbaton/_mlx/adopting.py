@@ -2,8 +2,8 @@
 
 Where it does (Metal), caches can lie in the surfaces that the Neural Engine wrote, without a copy.
 It is free only when two things hold, and both differ by version and back end: an array on foreign memory must *be*
-on that memory, and a write to it must happen in place. MLX 0.32.3 and earlier write in place, later versions copy the
-whole capacity at the first step. Versions are not asked, addresses are.
+on that memory, and a write to it must happen in place. MLX 0.32.3 and earlier write in place, later versions copy
+the whole capacity at the first step. Versions are not asked, addresses are.
 """
 
 from __future__ import annotations
