@@ -64,11 +64,6 @@ def test_core_ml_elsewhere_is_refused_and_so_are_its_options(tmp_path: Path) -> 
         kvbaton.Prefill(tmp_path, engine_timeout=-1)
 
 
-def test_the_report_names_the_compute_units() -> None:
-    report = FakePrefill(**SHAPE)([1]).report
-    assert (report.compute_units, list(report.notes)) == ("all", [])
-
-
 def test_a_failure_is_typed_and_the_next_prediction_works() -> None:
     engine = FakePrefill(**SHAPE, fails_at=(1,))
     assert engine.engine == "fake"
