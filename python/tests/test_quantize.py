@@ -46,10 +46,10 @@ def definition(scheme: str, weight: np.ndarray) -> np.ndarray:
             levels = (part.min() + np.arange(64, dtype=np.float32) * step).astype(np.float16)
             out[first : first + 16] = levels[np.rint((part - part.min()) / step).astype(int)]
         return out.astype(weight.dtype)
-    largest, block = (127, columns) if scheme == "int8" else (7, 32)
+    peak, low, high, block = (127, -127, 127, columns) if scheme == "int8" else (7.5, -8, 7, 32)
     blocks = w.reshape(rows, columns // block, block)
-    scale = (np.abs(blocks).max(-1, keepdims=True) / largest).astype(np.float16).astype(np.float32)
-    codes = np.clip(np.rint(blocks / np.where(scale == 0, 1, scale)), -largest, largest)
+    scale = (np.abs(blocks).max(-1, keepdims=True) / peak).astype(np.float16).astype(np.float32)
+    codes = np.clip(np.rint(blocks / np.where(scale == 0, 1, scale)), low, high)
     return (codes * scale).astype(np.float16).reshape(w.shape).astype(weight.dtype)
 
 

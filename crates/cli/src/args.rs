@@ -521,8 +521,6 @@ pub(crate) struct BenchPrefill {
     /// Also time MLX's own prefill of this model folder.
     #[arg(long, value_name = "MODEL")]
     pub(crate) compare: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) executor: Executor,
     /// Measurements of each figure.
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub(crate) repeats: usize,
@@ -716,4 +714,14 @@ pub(crate) struct Selftest {
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_unique_and_their_defaults_parse() {
+        super::Args::command().debug_assert();
+    }
 }

@@ -4,7 +4,8 @@ Tables and masks stay as they are: a causal mask or a rotary table in eight bits
 zeros has no scale. Each scheme is one ``constexpr`` operation of iOS 18:
 
 - ``int8``: symmetric, a scale for each output (row).
-- ``int4-block32``: symmetric, a scale for each 32 values of a row.
+- ``int4-block32``: symmetric, a scale for each 32 values of a row. Codes are -8..7 and the largest value lies half
+  a step beyond 7, as coremltools has it: each code then stands for as wide a range.
 - ``lut6``: palettes of 64 evenly spaced values, one for every 16 rows.
 """
 
@@ -64,18 +65,18 @@ def check_scheme(scheme: str | None) -> Quantizer | None:
     raise ExportError("quantize", f"weights cannot be quantised to {scheme}; known: {names}", quantize=scheme)
 
 
-def _symmetric(weight: Array, largest: float) -> tuple[Array, Array]:
-    """Codes in ``-largest..largest`` and fp16 scales, along the last axis."""
+def _symmetric(weight: Array, peak_code: float, low: int, high: int) -> tuple[Array, Array]:
+    """Codes in ``low..high`` and fp16 scales, along the last axis; the largest value is at ``peak_code``."""
     peak = np.abs(weight).max(axis=-1, keepdims=True)
-    scale = (peak / largest).astype(np.float16)
+    scale = (peak / peak_code).astype(np.float16)
     # All zeros, or too small for fp16: any scale will do, and no code is divided by 0.
     scale[scale == 0] = 1
-    codes = np.clip(np.rint(weight / scale.astype(np.float32)), -largest, largest)
+    codes = np.clip(np.rint(weight / scale.astype(np.float32)), low, high)
     return codes, scale
 
 
 def _int8(name: str, value: Half) -> dict[str, Array]:
-    codes, scale = _symmetric(value.astype(np.float32), 127)
+    codes, scale = _symmetric(value.astype(np.float32), 127, -127, 127)
     return {"data": codes.astype(np.int8), "scale": scale}
 
 
@@ -90,7 +91,8 @@ def _int4(name: str, value: Half) -> dict[str, Array]:
             tensor=name,
             columns=columns,
         )
-    codes, scale = _symmetric(value.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK), 7)
+    blocks = value.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
+    codes, scale = _symmetric(blocks, 7.5, -8, 7)
     data = codes.reshape(rows, columns).astype(np.int8).astype(types.np_int4_dtype)
     return {"data": data, "scale": scale[..., 0]}
 
