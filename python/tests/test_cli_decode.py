@@ -63,7 +63,7 @@ def test_a_package_decodes(kvbaton_cli: Any, made: Path, tmp_path: Path, prefill
     assert done.code == 0, done.stderr
     report = done.json()
     assert len(report["tokens"]) == 8
-    assert report["text"] == ""  # nobody has a tokenizer
+    assert (report["text"] == "") == (prefill == "p.mlpackage")  # a package has no tokenizer
     alone(made / "llama_tied", PROMPT[:length], report["tokens"])
     assert report["decode"]["engine"] == "cpu"
     assert report["remaining_tokens"] == PROMPT[length - 1 : length]
@@ -90,7 +90,6 @@ def test_chunks_are_handed_on_while_the_next_one_runs(
     report = done.json()
     alone(folder, PROMPT, report["tokens"])
     assert report["handoff"]["streamed"]["pieces"] == 3  # 16, 16 and 8 rows
-    assert report["handoff"]["exposed_seconds"] <= report["handoff"]["seconds"]
     assert report["handoff"]["rows"] == 40
 
 
@@ -122,11 +121,11 @@ def test_a_temperature_samples(kvbaton_cli: Any, made: Path, tmp_path: Path, tem
     [
         ({"decode": "p.mlpackage"}, "package", "decodes a token at a time"),
         ({"prefill": "llama_tied-d.mlpackage"}, "package", "prefills"),
-        ({"decode": "llama_linear_rope-d.mlpackage"}, "incompatible", "rope differs"),
-        ({"prefill": "llama_linear_rope"}, "incompatible", "rope differs"),
+        ({"decode": "llama_linear_rope-d.mlpackage"}, "incompatible", "differ in rope"),
+        ({"prefill": "llama_linear_rope"}, "incompatible", "differ in rope"),
         ({"dtype": "float32"}, "usage", "--dtype is for MLX models"),
         ({"prompt-tokens": None, "prompt": "hello"}, "usage", "neither side has a tokenizer"),
-        ({"prompt-tokens": None, "prompt": "hello", "tokenizer": "llama_tied"}, "usage", "has no tokenizer"),
+        ({"prompt-tokens": None, "prompt": "hello", "tokenizer": "p.mlpackage"}, "usage", "has no tokenizer"),
         ({"prefill": "llama_tied", "layout": "yetter"}, "usage", "--layout and --model are for packages"),
         ({"prefill": "llama_tied", "tokens_seen": 3}, "usage", "--tokens-seen is for dumps"),
     ],

@@ -97,7 +97,7 @@ class _Builder:
     """Emits ops into the function being built; S is its number of rows, E the hidden size."""
 
     def __init__(
-        self, config: ModelConfig, take: Take, past: Past, part: Part, quantizer: Quantizer | None
+        self, config: ModelConfig, take: Take, past: Past, part: Part, quantizer: Quantizer | None = None
     ) -> None:
         self.config, self.take, self.past, self.part = config, take, past, part
         self.quantizer = quantizer
