@@ -195,7 +195,7 @@ def test_states_take_whole_pieces(kvbaton_cli: Any, foreign: tuple[Path, Path], 
         (('layout = "ffn.toml"\n', ""), "does not state its layout"),
         (("chunk_1.mlpackage", "chunk_9.mlpackage"), "chunk_9.mlpackage"),
         (('function = "prefill"', 'function = "infer"'), "infer"),
-        (("inputs.tokens", "inputs.hidden"), "is first in its chain and takes no tokens"),
+        (("inputs.tokens", "inputs.hidden"), "has neither tokens of shape (1, S)"),
         (('outputs.hidden = "hidden_states"', 'outputs.logits = "hidden_states"'), "leaves no hidden states"),
     ],
 )
