@@ -102,10 +102,15 @@ def test_an_interrupt_is_raised_and_leaves_no_cache(model: Any) -> None:
     engine = FakePrefill(**SHAPE, lengths=(64,), chunk_tokens=1, token_seconds=0.05)
     caches = make_caches(model)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        kvbaton.prefill_to_mlx(engine, PROMPT, model, prompt_cache=caches)
-    timer.join()
+    # A shell starts background jobs with SIGINT ignored; the test is about Python's own handler.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            kvbaton.prefill_to_mlx(engine, PROMPT, model, prompt_cache=caches)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert all(c.keys is None for c in caches)
 
 

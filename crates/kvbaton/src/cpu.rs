@@ -55,7 +55,7 @@ impl CpuPrefill {
         let (layout, model) = agree(package.path(), package.metadata(), stated)?;
         let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
         let functions = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
-        check_declared(&package, &functions, &layout.inputs)?;
+        check_declared(&package, &functions, &layout.inputs, true)?;
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
         let (options, watched) = (Options::with_threads(threads), None);

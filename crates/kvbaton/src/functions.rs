@@ -141,18 +141,20 @@ pub(crate) fn prefill_functions(facts: &Facts<'_>, tokens_input: &str) -> Result
     Ok(found)
 }
 
-/// Refuses a package that declares its functions and has a program of which that is not true.
+/// Refuses a package that declares its functions and has a program of which that is not true. `whole`: it has all layers
+/// of its model, and so one that keeps the whole context.
 pub(crate) fn check_declared(
     package: &Package,
     functions: &PrefillFunctions,
     inputs: &Inputs,
+    whole: bool,
 ) -> Result<(), Error> {
     if !package.metadata().contains_key(FUNCTIONS_KEY) {
         return Ok(());
     }
-    let whole = functions.whole.iter().map(|f| (&f.name, f.tokens, None));
-    let chunks = functions.chunks.iter().map(|f| (&f.name, f.tokens, Some(f.context)));
-    whole
+    let single = functions.whole.iter().map(|f| (&f.name, f.tokens, None));
+    let chunks = functions.chunks.iter().map(|f| (&f.name, f.tokens, Some(f.context).filter(|_| whole)));
+    single
         .chain(chunks)
         .try_for_each(|(name, tokens, context)| check_shapes(package, name, tokens, context, inputs))
 }

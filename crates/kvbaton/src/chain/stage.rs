@@ -75,7 +75,7 @@ impl Stage {
         let functions = if package.metadata().contains_key(FUNCTIONS_KEY) && function.is_none() {
             let tokens_input = layout.inputs.tokens.as_deref().unwrap_or_default();
             let found = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
-            check_declared(&package, &found, &layout.inputs)?;
+            check_declared(&package, &found, &layout.inputs, false)?;
             found
         } else {
             one_function(&package, function.as_deref(), &layout)?
