@@ -35,6 +35,9 @@ pub(crate) struct Matrix {
     pub dst_stride: isize,
     pub rows: usize,
     pub cols: usize,
+    /// Whether the destination is memory that nobody reads soon. Bodies that can then write past the caches, which spares
+    /// reading the lines that are overwritten.
+    pub stream: bool,
 }
 
 /// The instruction set that kernels run on.
@@ -110,6 +113,15 @@ impl Cpu {
                 #[cfg(target_arch = "aarch64")]
                 Cpu::Neon(cpu) => cpu.convert(from, to, block),
             }
+        }
+    }
+
+    /// Whether [`Matrix::stream`] is heeded for a destination at `dst` with lines `dst_stride` bytes apart.
+    pub(crate) fn streams(self, dst: *const u8, dst_stride: isize) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx512(_) => x86_64::avx512::streams(dst, dst_stride),
+            _ => false,
         }
     }
 

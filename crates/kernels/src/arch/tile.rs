@@ -16,7 +16,7 @@ pub(super) const LINE: usize = 64;
 const SIDE: usize = 8;
 
 /// How many tiles before its use a source line is asked for: pages are more than the hardware's own prefetchers follow.
-const AHEAD: usize = 6;
+const AHEAD: usize = 3;
 
 /// Asks for a cache line. A hint: `at` may point anywhere.
 #[inline(always)]

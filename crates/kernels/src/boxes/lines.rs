@@ -7,8 +7,11 @@ use crate::arch::Lines;
 /// Elements of a block of lines that is converted, and if need be settled, at once.
 const BLOCK: usize = 4096;
 
-/// Bytes that are gathered before they are written, see [`copy`].
-const STAGE: usize = 8192;
+/// Bytes of the buffer in which lines are gathered before they are written, see [`copy`]: most of a first-level cache.
+const STAGE: usize = 32768;
+
+/// Bytes of one plane that are gathered at once.
+const GATHERED: usize = 8192;
 
 /// Lines at least this long are handed to `memcpy` as they are.
 const LONG_LINE: usize = 2048;
@@ -43,25 +46,47 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, middle: Axis, lane: Axis) {
         && line < LONG_LINE
         && lines * line >= LONG_LINE
         && middle.dst == line.cast_signed();
+    if !gather {
+        for n in 0..planes * lines {
+            let (plane, line_of) = ((n / lines).cast_signed(), (n % lines).cast_signed());
+            // SAFETY: the line lies inside the box.
+            unsafe {
+                let from = job.src.offset(plane * outer.src + line_of * middle.src);
+                let to = job.dst.offset(plane * outer.dst + line_of * middle.dst);
+                to.copy_from_nonoverlapping(from, line);
+            }
+        }
+        return;
+    }
+    // Planes whose lines lie side by side in the source, as heads do in token-major rows, are gathered together: the
+    // source is then read from its start to its end.
+    let beside = outer.src.unsigned_abs() < middle.src.unsigned_abs();
+    let together = if beside { planes.min(STAGE / line) } else { 1 };
+    let at_once = (STAGE / (together * line)).min(GATHERED / line).max(1);
     let mut stage = Stage([0; STAGE]);
-    let at_once = if gather { STAGE / line } else { 1 };
-    for plane in 0..planes.cast_signed() {
+    for first_plane in (0..planes).step_by(together) {
+        let planes = together.min(planes - first_plane);
         for first in (0..lines).step_by(at_once) {
             let count = at_once.min(lines - first);
-            let first = first.cast_signed();
-            // SAFETY: lines `first..first + count` of the plane lie inside the box, and are packed in the destination
-            // when there are several.
+            let plane_bytes = count * line;
+            // SAFETY: these planes and lines lie inside the box, and lines of a plane are packed in the destination; the
+            // buffer holds them all.
             unsafe {
-                let from = job.src.offset(plane * outer.src + first * middle.src);
-                let to = job.dst.offset(plane * outer.dst + first * middle.dst);
-                if gather {
-                    for n in 0..count {
-                        let from = from.offset(n.cast_signed() * middle.src);
-                        stage.0.as_mut_ptr().add(n * line).copy_from_nonoverlapping(from, line);
+                let at = |strides: (isize, isize)| {
+                    first_plane.cast_signed() * strides.0 + first.cast_signed() * strides.1
+                };
+                let from = job.src.offset(at((outer.src, middle.src)));
+                let to = job.dst.offset(at((outer.dst, middle.dst)));
+                for n in 0..count {
+                    for p in 0..planes {
+                        let from = from.offset(p.cast_signed() * outer.src + n.cast_signed() * middle.src);
+                        let staged = stage.0.as_mut_ptr().add(p * plane_bytes + n * line);
+                        staged.copy_from_nonoverlapping(from, line);
                     }
-                    to.copy_from_nonoverlapping(stage.0.as_ptr(), count * line);
-                } else {
-                    to.copy_from_nonoverlapping(from, line);
+                }
+                for p in 0..planes {
+                    let staged = stage.0.as_ptr().add(p * plane_bytes);
+                    to.offset(p.cast_signed() * outer.dst).copy_from_nonoverlapping(staged, plane_bytes);
                 }
             }
         }

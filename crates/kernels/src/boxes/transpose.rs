@@ -22,9 +22,13 @@ struct Gather([u8; GATHER]);
 #[repr(C, align(64))]
 struct Stage([u8; STAGE]);
 
+/// Bytes of a box from which its destination is written past the caches: a cache's rows are read by the decoder's next
+/// step, after everything else was written.
+const STREAM_FROM: usize = 1 << 17;
+
 /// Transposes without conversion.
 ///
-/// Where the destination is packed, blocks are turned in a buffer and written by one long `memcpy`, which, as the C
+/// A large destination of whole cache lines is streamed where the CPU can. Elsewhere, where it is packed, blocks are turned in a buffer and written by one long `memcpy`, which, as the C
 /// library sees fit, need not read the lines that it overwrites.
 ///
 /// # Safety
@@ -36,7 +40,10 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
     // Whole cache lines of the source.
     let grain = 64 / bytes;
     let cols_at_once = GATHER / line / grain * grain;
-    let gather = cols_at_once > 0 && col.dst == line.cast_signed();
+    let stream = job.mv.elements() * bytes >= STREAM_FROM
+        && outer.dst.unsigned_abs().is_multiple_of(64)
+        && job.cpu.streams(job.dst, col.dst);
+    let gather = !stream && cols_at_once > 0 && col.dst == line.cast_signed();
     let at_once = if gather { cols_at_once } else { col.extent };
     let mut lines = MaybeUninit::<Gather>::uninit();
     for plane in 0..outer.extent.cast_signed() {
@@ -52,7 +59,8 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
                 } else {
                     (dst, col.dst)
                 };
-                let matrix = Matrix { src, src_stride: row.src, dst: to, dst_stride, rows: row.extent, cols };
+                let matrix =
+                    Matrix { src, src_stride: row.src, dst: to, dst_stride, rows: row.extent, cols, stream };
                 job.cpu.transpose(bytes, matrix);
                 if gather {
                     dst.copy_from_nonoverlapping(lines.as_ptr().cast::<u8>(), cols * line);
@@ -91,6 +99,7 @@ pub(super) unsafe fn convert(job: &mut Job, outer: Axis, row: Axis, col: Axis) {
                     dst_stride: line,
                     rows,
                     cols,
+                    stream: false,
                 };
                 let block = Lines {
                     src: stage.0.as_ptr(),

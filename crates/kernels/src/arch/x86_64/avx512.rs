@@ -251,23 +251,43 @@ fn load_pieces<const ROWS: usize>(g: &Gathered<ROWS>, first: usize, apart: usize
     }
 }
 
+/// Whether lines are whole cache lines, as streaming stores need them.
+pub(crate) fn streams(dst: *const u8, dst_stride: isize) -> bool {
+    dst.addr().is_multiple_of(64) && dst_stride.unsigned_abs().is_multiple_of(64)
+}
+
+/// Stores a cache line, past the caches if `STREAM`.
+///
+/// # Safety
+///
+/// 64 bytes are writable at `at`, which is a multiple of 64 if `STREAM`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn store_line<const STREAM: bool>(at: *mut u8, line: __m512i) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if STREAM { _mm512_stream_si512(at.cast(), line) } else { _mm512_storeu_si512(at.cast(), line) }
+    }
+}
+
 macro_rules! transpose {
     ($name:ident, $bytes:literal, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
-        /// As for [`super::super::Cpu::transpose`].
+        /// As for [`super::super::Cpu::transpose`]; [`streams`] holds for the destination if `STREAM`.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-        unsafe fn $name(m: Matrix) {
+        unsafe fn $name<const STREAM: bool>(m: Matrix) {
             /// Elements of a 16-byte piece: pieces are square blocks, four side by side in a register.
             const SIDE: usize = 16 / $bytes;
             let tile = |g: &Gathered<{ 4 * SIDE }>, dst: *mut u8, stride: isize| {
                 for piece in 0..4 {
                     let v = rounds!($rounds, [$(load_pieces(g, 2 * $n, SIDE, piece), load_pieces(g, 2 * $n + 1, SIDE, piece)),*], |v| [$($low(v[$n], v[$n + SIDE / 2]), $high(v[$n], v[$n + SIDE / 2])),*]);
-                    let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride).cast();
-                    // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes.
+                    let line = |c: usize| dst.wrapping_offset((piece * SIDE + c).cast_signed() * stride);
+                    // SAFETY: `walk` gives a destination of 64 / $bytes lines of 64 bytes. A tile starts at a multiple of
+                    // 64 bytes from the start of a line of the matrix, or in a buffer whose lines are cache lines.
                     unsafe {
-                        $(_mm512_storeu_si512(line(2 * $n), v[2 * $n]);
-                        _mm512_storeu_si512(line(2 * $n + 1), v[2 * $n + 1]);)*
+                        $(store_line::<STREAM>(line(2 * $n), v[2 * $n]);
+                        store_line::<STREAM>(line(2 * $n + 1), v[2 * $n + 1]);)*
                     }
                 }
             };
@@ -287,15 +307,24 @@ transpose!(transpose_8, 8, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, [+], [0
 /// As for [`super::super::Cpu::transpose`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
-    // SAFETY: the caller's promise is the body's.
+    let stream = m.stream && streams(m.dst, m.dst_stride);
+    // SAFETY: the caller's promise is the body's; what streaming needs was just checked.
     unsafe {
-        match bytes {
-            1 => transpose_1(m),
-            2 => transpose_2(m),
-            4 => transpose_4(m),
-            8 => transpose_8(m),
-            other => unreachable!("no element has {other} bytes"),
+        match (bytes, stream) {
+            (1, false) => transpose_1::<false>(m),
+            (1, true) => transpose_1::<true>(m),
+            (2, false) => transpose_2::<false>(m),
+            (2, true) => transpose_2::<true>(m),
+            (4, false) => transpose_4::<false>(m),
+            (4, true) => transpose_4::<true>(m),
+            (8, false) => transpose_8::<false>(m),
+            (8, true) => transpose_8::<true>(m),
+            (other, _) => unreachable!("no element has {other} bytes"),
         }
+    }
+    if stream {
+        // Streaming stores are not ordered with the stores that tell another thread of them.
+        _mm_sfence();
     }
 }
 
