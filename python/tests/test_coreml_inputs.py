@@ -24,6 +24,7 @@ PRESETS = sorted(p.stem for p in (Path(__file__).parents[2] / "crates/layout/pre
 HYBRID = {
     "atomgradient-coreml",
     "atomgradient-file",
+    "coreai-qwen3-5",
     "coreml-llm-qwen3-5",
     "exo",
     "forge",
@@ -31,8 +32,8 @@ HYBRID = {
     "mlx-lm",
     "mlx-swift-lm",
 }
-# Keys and values of single layers that other layers read.
-PARTIAL = {"coreml-llm-shared"}
+# Keys and values of single layers that other layers read; and recurrent layers alone.
+PARTIAL = {"coreml-llm-shared", "recurrent"}
 AFFINE = {"mlx-lm-4bit": 4, "mlx-lm-8bit": 8, "mlx-swift-lm-8bit": 8}
 CAPACITY, SEEN = 32, 20
 

@@ -376,6 +376,46 @@ def bc1s(heads: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(swapped.reshape(*swapped.shape[:-3], HEADS * DIM, 1, swapped.shape[-1]))
 
 
+@preset("coreai-gemma4", WINDOWED)
+def _(cache: Cache, dead: float) -> Arrays:
+    arrays = {}
+    for part in ("Key", "Value"):
+        windows = empty(2, 1, HEADS, WINDOW, DIM, dead=dead)
+        full = empty(1, 1, HEADS, CAPACITY, DIM, dead=dead)
+        for slot, layer in enumerate(cache.of("sliding")):
+            rows = cache.parts[layer][part.lower()]
+            windows[slot, 0][:, unroll(rows, WINDOW)] = rows  # written at position % window
+        full[0, 0, :, :SEEN] = cache.parts[cache.of("full")[0]][part.lower()]
+        arrays[f"sliding{part}Cache"], arrays[f"full{part}Cache"] = windows, full
+    return arrays
+
+
+def stacked_states(cache: Cache, dtype: Any = np.float16) -> tuple[np.ndarray, np.ndarray]:
+    """(layers, 1, C, K − 1) and (layers, 1, Hv, Dk, Dv) of the recurrent layers."""
+    parts = [cache.parts[layer] for layer in cache.of("recurrent")]
+    conv = np.stack([p["conv"].transpose(0, 2, 1) for p in parts])
+    state = np.stack([p["state"][None].transpose(0, 1, 3, 2) for p in parts])
+    return conv.astype(dtype), state.astype(dtype)
+
+
+@preset("coreai-qwen3-5", [RECURRENT, FULL, RECURRENT, FULL])
+def _(cache: Cache, dead: float) -> Arrays:
+    arrays = {}
+    for part in ("key", "value"):
+        out = empty(2, 1, HEADS, CAPACITY, DIM, dead=dead)
+        for slot, layer in enumerate(cache.of("full")):
+            out[slot, 0, :, :SEEN] = cache.parts[layer][part]
+        arrays[f"{part}Cache"] = out
+    conv, state = stacked_states(cache)
+    return {**arrays, "convState": conv, "recState": state}
+
+
+@preset("recurrent", [RECURRENT] * 2)
+def _(cache: Cache, dead: float) -> Arrays:
+    conv, state = stacked_states(cache, np.float32)
+    return {f"conv_{i}": conv[i] for i in range(2)} | {f"state_{i}": state[i] for i in range(2)}
+
+
 @preset("coreai-ios", PLAIN)
 def _(cache: Cache, dead: float) -> Arrays:
     return {f"{p}_cache": bc1s(stacked(cache, p, dead))[:, None] for p in ("key", "value")}

@@ -35,6 +35,8 @@ const PRESETS: &[(&str, &str)] = &[
     ("forge-drafter", include_str!("../presets/forge-drafter.toml")),
     ("coreai-macos", include_str!("../presets/coreai-macos.toml")),
     ("coreai-ios", include_str!("../presets/coreai-ios.toml")),
+    ("coreai-gemma4", include_str!("../presets/coreai-gemma4.toml")),
+    ("coreai-qwen3-5", include_str!("../presets/coreai-qwen3-5.toml")),
     ("smpanaro-llama2", include_str!("../presets/smpanaro-llama2.toml")),
     ("smpanaro-gpt2", include_str!("../presets/smpanaro-gpt2.toml")),
     ("swift-transformers", include_str!("../presets/swift-transformers.toml")),
@@ -56,6 +58,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("ane-infer-cpu", include_str!("../presets/ane-infer-cpu.toml")),
     ("ane-infer-gpu", include_str!("../presets/ane-infer-gpu.toml")),
     ("aneforge", include_str!("../presets/aneforge.toml")),
+    ("recurrent", include_str!("../presets/recurrent.toml")),
     ("llama-cpp", include_str!("../presets/llama-cpp.toml")),
     ("llama-cpp-v-transposed", include_str!("../presets/llama-cpp-v-transposed.toml")),
 ];
