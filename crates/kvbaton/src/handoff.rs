@@ -157,11 +157,15 @@ pub(crate) fn unfilled<'a>(target: &Resolved, tensor: usize, bytes: &'a mut [u8]
     free
 }
 
+/// Places at which all targets together are asked whether their page exists.
+const PROBES: usize = 256;
+
 /// The share of pages that exist, over all targets by their size.
 fn resident(targets: &[Target<'_>]) -> Option<f64> {
+    let probes = PROBES.div_ceil(targets.len().max(1));
     let (mut existing, mut all) = (0.0, 0.0);
     for target in targets {
-        existing += resident_share(target.bytes)? * target.bytes.len() as f64;
+        existing += resident_share(target.bytes, probes)? * target.bytes.len() as f64;
         all += target.bytes.len() as f64;
     }
     Some(if all > 0.0 { existing / all } else { 1.0 })
