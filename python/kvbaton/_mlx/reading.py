@@ -72,7 +72,7 @@ def from_mlx(
     view.rings = {
         layer: one.live["ring_start"]
         for layer, one in enumerate(held)
-        if one is not None and one.placement == "ring-indexed" and "ring_start" in one.live
+        if one is not None and one.placement.startswith("ring-") and "ring_start" in one.live
     }
     return view
 

@@ -34,22 +34,39 @@ def want(
 ) -> Want:
     """What ``slot``, which is empty, wants for the past of ``rows`` tokens and ``spare`` more.
 
-        ``kept`` is what is kept there: its window is the source's, or else the decoder's. ``dtypes`` are the
-        element types of its parts. ``ring`` is the slot at which the source's ring starts, where it is one of
-    mlx-lm's.
-        Raises:
-            CapacityError: the cache drops rows that the decoder still reads.
-            UsageError: it is a batch.
+    ``kept`` is what is kept there: its window is the source's, or else the decoder's. ``dtypes`` are the
+    element types of its parts. ``ring`` is the slot at which the source's ring starts, where it is one of
+    mlx-lm's: a ring of the same class stays where it turns, so that attention sums in the same order.
+
+    Raises:
+        CapacityError: the cache drops rows that the decoder still reads.
+        UsageError: it is a batch.
     """
     wanted = _WRITERS[slot.kind](slot.cache, slot, kept, dtypes, rows, spare)
-    if (
-        slot.kind == "RotatingKVCache"
-        and ring is not None
-        and slot.cache.keep < ring < slot.cache.max_size < rows
-    ):
-        wanted.live["ring_start"] = ring
-        wanted.finish = _set(slot.cache, offset=rows, _idx=ring)
+    if ring is not None and slot.kind in ("RotatingKVCache", "BatchRotatingKVCache"):
+        _turn(wanted, slot, rows, ring)
     return wanted
+
+
+def _turn(wanted: Want, slot: Slot, rows: int, ring: int) -> None:
+    """Leaves a ring that is full, of rows or of a batch's padding too, with its oldest row at ``ring``."""
+    cache, size = slot.cache, slot.cache.max_size
+    batch = slot.kind == "BatchRotatingKVCache"
+    buffered = rows + (_only_padding(cache, slot) if batch else 0)
+    if buffered <= size or not getattr(cache, "keep", 0) < ring < size:
+        return
+    live = min(rows, size)
+    wanted.placement = "ring-from" if batch else "ring-indexed"
+    wanted.live = {"ring_start": ring, "live": live} if batch else {"ring_start": ring}
+    fill = wanted.finish
+
+    def finish(arrays: dict[str, Any]) -> None:
+        fill(arrays)
+        cache._idx = (ring + live) % size if batch else ring
+        if batch:
+            cache.rotated = True
+
+    wanted.finish = finish
 
 
 def capacity(rows: int, spare: int) -> int:
