@@ -3,8 +3,10 @@
 
     python bench/quantise.py [--context 2048] [--bits 8] [--repeats 5] [--json]
 
-Both quantise the same float16 rows of Qwen3-0.6B's shape (28 layers, 8 KV heads, head_dim 128) in groups of 64, and
-both answers must be the same bits. The two take turns; the ratio is the median of the rounds' ratios.
+Both code the same number of float16 rows of Qwen3-0.6B's shape (28 layers, 8 KV heads, head_dim 128) in groups
+of 64, into memory that was written before: kvbaton as the copy of ``kvbaton bench handoff`` between float16 rows
+and mlx-lm's quantised caches, MLX into buffers that its allocator keeps. That both answers are the same bits is
+checked first, on rows that both are given. The two take turns; the ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +34,30 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, answer
 
 
+def handed_over(source: str, target: str, context: int) -> float:
+    """Seconds of a warm copy between two layouts, the median of several."""
+    command = [
+        sys.executable,
+        "-m",
+        "kvbaton",
+        "bench",
+        "handoff",
+        "--shape",
+        "qwen3-0.6b",
+        "--live-fraction",
+        "1",
+    ]
+    command += ["--context", str(context), "--source", source, "--target", target, "--repeats", "9", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (row,) = json.loads(done.stdout)["rows"]
+    return float(row["copy_seconds"])
+
+
 def main() -> None:
     """Runs the rounds and prints a table."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--bits", type=int, default=8)
+    parser.add_argument("--bits", type=int, choices=(4, 8), default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -61,12 +84,16 @@ def main() -> None:
     ours = view.quantize(args.bits, GROUP)
     last = ours.cast("float16").layers[-1].arrays["key"]
     assert np.array_equal(last, np.array(mlx_dequantise()[0][-1])), "the two differ"
+    coded = f"mlx-lm-{args.bits}bit"
     table = []
-    for name, mine, theirs in (
-        ("quantise", lambda: view.quantize(args.bits, GROUP), mlx_quantise),
-        ("dequantise", lambda: ours.cast("float16"), mlx_dequantise),
+    for name, pair, theirs in (
+        ("quantise", ("yetter", coded), mlx_quantise),
+        ("dequantise", (coded, "mlx-lm"), mlx_dequantise),
     ):
-        rounds = [(timed(mine)[0], timed(theirs)[0]) for _ in range(args.repeats)]
+        rounds = []
+        for _ in range(args.repeats):
+            mlx_seconds = statistics.median(timed(theirs)[0] for _ in range(3))
+            rounds.append((handed_over(*pair, args.context), mlx_seconds))
         table.append(
             {
                 "operation": name,

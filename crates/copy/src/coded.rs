@@ -28,7 +28,15 @@ pub(crate) struct Coder<'a> {
 enum Scheme {
     Plain,
     Int8 { scale: Place, per: ScalePer },
-    Affine { affine: Affine, scale: Place, bias: Place },
+    Affine(Grouped),
+}
+
+/// MLX's affine codes, whose scales and biases are of one type.
+#[derive(Clone, Copy, Debug)]
+struct Grouped {
+    affine: Affine,
+    scale: Place,
+    bias: Place,
 }
 
 impl Scheme {
@@ -61,7 +69,7 @@ impl Scheme {
                 if scale.dtype != bias.dtype {
                     return Err(fail(format!("scales are {}, biases {}", scale.dtype, bias.dtype)));
                 }
-                Scheme::Affine { affine, scale, bias }
+                Scheme::Affine(Grouped { affine, scale, bias })
             }
         };
         if side.encoding.dtype() != Some(side.elements.dtype) {
@@ -112,6 +120,17 @@ impl<'a> Coder<'a> {
         Ok(Coder { op, sources, target: Scheme::new(&op.dst)? })
     }
 
+    /// Where the values are, if they are quantised from the type that they have: MLX's codes depend on it.
+    fn direct(&self) -> Option<(&'a Place, Grouped)> {
+        let (Scheme::Affine(grouped), [source], [Scheme::Plain]) =
+            (self.target, self.op.sources.as_slice(), self.sources.as_slice())
+        else {
+            return None;
+        };
+        let place = &source.coded.elements;
+        (place.dtype == grouped.scale.dtype && source.heads == self.op.heads).then_some((place, grouped))
+    }
+
     /// Codes `count` rows from `start` on. Places in `tally` count rows from `start`.
     ///
     /// # Safety
@@ -134,6 +153,17 @@ impl<'a> Coder<'a> {
         for down in (0..count).step_by(at_once) {
             let rows = at_once.min(count - down);
             let span = Span { heads, row: start + down, rows, lanes };
+            if let Some((place, affine)) = self.direct() {
+                let mut found = Tally::default();
+                // SAFETY: the caller's promise.
+                unsafe {
+                    requantize(place, &self.op.dst, affine, span, sources, targets, &mut scratch, &mut found)
+                };
+                if !found.is_clean() {
+                    tally.merge(&found.offset_by([0, down, 0]));
+                }
+                continue;
+            }
             for (source, scheme) in self.op.sources.iter().zip(&self.sources) {
                 let part = Span { heads: source.heads.len(), ..span };
                 let first = (source.heads.start - self.op.heads.start) * rows * lanes;
@@ -285,7 +315,7 @@ unsafe fn decode(
                 int8_decode(&int8, codes.as_ptr().cast(), scales, to, OnOverflow::Count, &mut unread);
             }
         }
-        Scheme::Affine { affine, scale, bias } => {
+        Scheme::Affine(Grouped { affine, scale, bias }) => {
             let kind = elem(scale.dtype);
             let (words, groups) = (stored(Role::Elements), stored(Role::Scale));
             let codes = first(&mut scratch.codes, rows * words * 4);
@@ -322,8 +352,6 @@ unsafe fn encode(
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) {
-    let rows = span.heads * span.rows;
-    let stored = |role| side.encoding.stored_elements(role, span.lanes);
     let extents = [span.heads, span.rows, span.lanes];
     match scheme {
         Scheme::Plain => {
@@ -360,29 +388,80 @@ unsafe fn encode(
                 scatter(&side.elements, span, span.lanes, codes, targets);
             }
         }
-        Scheme::Affine { affine, scale, bias } => {
-            let kind = elem(scale.dtype);
-            let (words, groups) = (stored(Role::Elements), stored(Role::Scale));
-            let values = if kind == Elem::F32 {
+        Scheme::Affine(grouped) => {
+            let kind = elem(grouped.scale.dtype);
+            let mut values = std::mem::take(&mut scratch.values);
+            let packed_values = if kind == Elem::F32 {
                 let strides = packed(extents, kind);
                 // SAFETY: `wide` is packed and holds the box.
                 unsafe { scan_box(kind, kind, extents, strides, as_bytes(wide).as_ptr(), tally) };
                 as_bytes(wide)
             } else {
-                let values = first(&mut scratch.values, span.values() * kind.bytes());
+                let values = first(&mut values, span.values() * kind.bytes());
                 convert((Elem::F32, as_bytes(wide)), (kind, values), span, policy, tally);
                 values
             };
-            let codes = first(&mut scratch.codes, rows * words * 4);
-            let scales = first(&mut scratch.scales, rows * groups * kind.bytes());
-            let biases = first(&mut scratch.biases, rows * groups * kind.bytes());
-            affine_quantize(affine, kind, values, codes, scales, biases);
             // SAFETY: the caller's promise.
-            unsafe {
-                scatter(&side.elements, span, words, codes, targets);
-                scatter(&scale, span, groups, scales, targets);
-                scatter(&bias, span, groups, biases, targets);
-            }
+            unsafe { group(side, grouped, span, packed_values, targets, scratch) };
+            scratch.values = values;
         }
+    }
+}
+
+/// Quantises rows from where they are into the target, whose scales have their type. `tally` counts values that are not
+/// finite.
+///
+/// # Safety
+///
+/// As for [`decode`] and [`encode`].
+#[expect(clippy::too_many_arguments, reason = "from where, where to, what, and two things to be filled")]
+unsafe fn requantize(
+    place: &Place,
+    side: &Coded,
+    grouped: Grouped,
+    span: Span,
+    sources: &[&[u8]],
+    targets: &[TargetBase],
+    scratch: &mut Scratch,
+    tally: &mut Tally,
+) {
+    let kind = elem(place.dtype);
+    let extents = [span.heads, span.rows, span.lanes];
+    let mut values = std::mem::take(&mut scratch.values);
+    let packed_values = first(&mut values, span.values() * kind.bytes());
+    // SAFETY: the caller's promise; the values are packed and hold the box.
+    unsafe {
+        gather(place, span, span.lanes, sources, packed_values);
+        scan_box(kind, kind, extents, packed(extents, kind), packed_values.as_ptr(), tally);
+        group(side, grouped, span, packed_values, targets, scratch);
+    }
+    scratch.values = values;
+}
+
+/// Quantises packed `values`, which have the type of the scales, into the target.
+///
+/// # Safety
+///
+/// As for [`encode`].
+unsafe fn group(
+    side: &Coded,
+    Grouped { affine, scale, bias }: Grouped,
+    span: Span,
+    values: &[u8],
+    targets: &[TargetBase],
+    scratch: &mut Scratch,
+) {
+    let (rows, kind) = (span.heads * span.rows, elem(scale.dtype));
+    let stored = |role| side.encoding.stored_elements(role, span.lanes);
+    let (words, groups) = (stored(Role::Elements), stored(Role::Scale));
+    let codes = first(&mut scratch.codes, rows * words * 4);
+    let scales = first(&mut scratch.scales, rows * groups * kind.bytes());
+    let biases = first(&mut scratch.biases, rows * groups * kind.bytes());
+    affine_quantize(affine, kind, values, codes, scales, biases);
+    // SAFETY: the caller's promise.
+    unsafe {
+        scatter(&side.elements, span, words, codes, targets);
+        scatter(&scale, span, groups, scales, targets);
+        scatter(&bias, span, groups, biases, targets);
     }
 }
