@@ -11,9 +11,12 @@ use super::Matrix;
 /// Bytes of a source line that a tile takes: a cache line.
 pub(super) const LINE: usize = 64;
 
-/// Tiles along each side of a block. The lines of a tile often lie in as many pages: a block uses each of them several
-/// times while its translation is at hand.
-const SIDE: usize = 8;
+/// Tiles of a block, along the side on which lines are far apart and along the other. Distant lines lie in as many pages:
+/// a block visits each several times while its translation is at hand. Distant source lines are followed far, as nothing
+/// else is kept of them. Where the destination's are distant, the source lines of a block are read again for each of the
+/// tiles that they cross: few enough to stay in a first-level cache.
+const FAR_SOURCE: (usize, usize) = (8, 16);
+const FAR_DESTINATION: (usize, usize) = (8, 4);
 
 /// How many tiles before its use a source line is asked for: pages are more than the hardware's own prefetchers follow.
 const AHEAD: usize = 3;
@@ -64,29 +67,33 @@ pub(super) unsafe fn walk<const ROWS: usize, const BYTES: usize>(
     // Tiles of a block run along the side whose lines are closer together, so that the pages of the other side are
     // visited by one tile after the other.
     let rows_first = m.src_stride.unsigned_abs() < m.dst_stride.unsigned_abs();
+    let (slow_side, fast_side) = if rows_first { FAR_DESTINATION } else { FAR_SOURCE };
+    let tiles = slow_side * fast_side;
+    let (block_rows, block_cols) = if rows_first { (fast_side, slow_side) } else { (slow_side, fast_side) };
+    let (block_rows, block_cols) = (block_rows * ROWS, block_cols * cols);
     let place = |step: usize| {
-        let (slow, fast) = (step / SIDE, step % SIDE);
+        let (slow, fast) = (step / fast_side, step % fast_side);
         let (r, c) = if rows_first { (fast, slow) } else { (slow, fast) };
         (r * ROWS, c * cols)
     };
     let at = |row: usize, col: usize| {
         m.src.wrapping_offset(row.cast_signed() * m.src_stride + (col * BYTES).cast_signed())
     };
-    for block_col in (0..m.cols).step_by(SIDE * cols) {
-        for block_row in (0..m.rows).step_by(SIDE * ROWS) {
-            let next_block = if block_row + SIDE * ROWS < m.rows {
-                (block_row + SIDE * ROWS, block_col)
+    for block_col in (0..m.cols).step_by(block_cols) {
+        for block_row in (0..m.rows).step_by(block_rows) {
+            let next_block = if block_row + block_rows < m.rows {
+                (block_row + block_rows, block_col)
             } else {
-                (0, block_col + SIDE * cols)
+                (0, block_col + block_cols)
             };
-            for step in 0..SIDE * SIDE {
+            for step in 0..tiles {
                 let (r, c) = place(step);
                 let (row, col) = (block_row + r, block_col + c);
                 if row >= m.rows || col >= m.cols {
                     continue;
                 }
-                let (r, c) = place((step + AHEAD) % (SIDE * SIDE));
-                let ahead = if step + AHEAD < SIDE * SIDE {
+                let (r, c) = place((step + AHEAD) % tiles);
+                let ahead = if step + AHEAD < tiles {
                     at(block_row + r, block_col + c)
                 } else {
                     at(next_block.0 + r, next_block.1 + c)
