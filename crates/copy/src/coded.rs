@@ -131,6 +131,18 @@ impl<'a> Coder<'a> {
         (place.dtype == grouped.scale.dtype && source.heads == self.op.heads).then_some((place, grouped))
     }
 
+    /// Where scaled codes and their scales are, if their lanes become neighbouring floats.
+    fn scaled(&self) -> Option<(&'a Coded, &Place)> {
+        let (Scheme::Plain, [source], [Scheme::Int8 { scale, .. }]) =
+            (&self.target, self.op.sources.as_slice(), self.sources.as_slice())
+        else {
+            return None;
+        };
+        let (from, to) = (&source.coded.elements, &self.op.dst.elements);
+        let neighbours = from.strides_bytes[2] == 1 && to.strides_bytes[2] == elem(to.dtype).bytes();
+        (neighbours && source.heads == self.op.heads).then_some((&source.coded, scale))
+    }
+
     /// Codes `count` rows from `start` on. Places in `tally` count rows from `start`.
     ///
     /// # Safety
@@ -159,6 +171,15 @@ impl<'a> Coder<'a> {
                 unsafe {
                     requantize(place, &self.op.dst, affine, span, sources, targets, &mut scratch, &mut found)
                 };
+                if !found.is_clean() {
+                    tally.merge(&found.offset_by([0, down, 0]));
+                }
+                continue;
+            }
+            if let Some((side, scale)) = self.scaled() {
+                let mut found = Tally::default();
+                // SAFETY: the caller's promise.
+                unsafe { scale_rows(side, scale, &self.op.dst, span, sources, targets, policy, &mut found) };
                 if !found.is_clean() {
                     tally.merge(&found.offset_by([0, down, 0]));
                 }
@@ -261,6 +282,41 @@ fn as_bytes(wide: &[f32]) -> &[u8] {
 fn as_bytes_mut(wide: &mut [f32]) -> &mut [u8] {
     // SAFETY: as in `as_bytes`; every bit pattern is an f32.
     unsafe { std::slice::from_raw_parts_mut(wide.as_mut_ptr().cast(), size_of_val(wide)) }
+}
+
+/// Multiplies codes by their scales, from where they are to where they go. A shared scale has a stride of 0 along heads.
+///
+/// # Safety
+///
+/// As for [`decode`] and [`encode`]; lanes are packed on both sides.
+#[expect(clippy::too_many_arguments, reason = "from where, where to, what, and what to do with misfits")]
+unsafe fn scale_rows(
+    from: &Coded,
+    scale: &Place,
+    to: &Coded,
+    span: Span,
+    sources: &[&[u8]],
+    targets: &[TargetBase],
+    policy: OnOverflow,
+    tally: &mut Tally,
+) {
+    let outer = |place: &Place| [place.strides_bytes[0], place.strides_bytes[1]].map(usize::cast_signed);
+    let int8 = Int8Rows {
+        extents: [span.heads, span.rows, span.lanes],
+        code_strides: outer(&from.elements),
+        scale_strides: outer(scale),
+        value_strides: outer(&to.elements),
+        per: ScalePer::HeadRow,
+        scale: elem(scale.dtype),
+        value: elem(to.elements.dtype),
+    };
+    let codes = sources[from.elements.tensor][start(&from.elements, span)..].as_ptr();
+    let scales = sources[scale.tensor][start(scale, span)..].as_ptr();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let values = targets[to.elements.tensor].0.add(start(&to.elements, span));
+        int8_decode(&int8, codes.cast(), scales, values, policy, tally);
+    }
 }
 
 /// Decodes rows into `wide`, packed by head, row and lane.
