@@ -6,7 +6,9 @@
 The engine computes nothing: it writes a float16 cache of Llama 3.1 8B's shape (32 layers, 8 KV heads, head_dim
 128; 131,072 bytes a token) at ``--tokens-per-second``, at once or in chunks. kvbaton hands it to the caches of
 a decoder of that shape with hardly any weights, whose first decode step then updates every cache. Every mode
-runs in processes of its own: "cold" is the first hand-off of a process, "warm" the median of the later ones.
+runs in processes of its own: "cold" is the first hand-off of a process, "warm" the median of the later ones. So
+that the later ones find memory that was used before, glibc is told to keep what the process freed: MLX's Linux
+build has no cache of buffers of its own, as it has on a Mac.
 ``memcpy`` moves as many bytes on all threads, right after, into memory in the same state.
 
 The largest needs 12 GB of memory when it is not streamed.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -35,6 +38,7 @@ from mlx_lm.models.qwen3 import Model, ModelArgs
 
 LAYERS, HEADS, DIM = 32, 8, 128
 MODES = ("after", "chunks", "layers")
+KEPT = os.environ | {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": "0"}
 
 
 def decoder() -> Any:
@@ -167,7 +171,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--one", mode, str(context)]
             command += ["--chunk", str(args.chunk), "--repeats", str(args.repeats)]
             command += ["--tokens-per-second", str(args.tokens_per_second)]
-            done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            run = subprocess.run(command, check=True, capture_output=True, text=True, env=KEPT)
+            done = json.loads(run.stdout)
             rows += [summary(context, mode, state, done) for state in ("cold", "warm")]
             if not args.json:
                 print(line(rows[-2]), line(rows[-1]), sep="\n", flush=True)

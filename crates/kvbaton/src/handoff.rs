@@ -127,13 +127,26 @@ fn missing(block: Block, rows: &Range<i64>, whole: &[usize]) -> Option<Block> {
 /// The bytes of a tensor that its blocks do not fill, as far as they fill whole stretches of rows. Of a tensor whose
 /// rows are apart, all bytes: they are zeroed before rows are copied over them.
 pub(crate) fn unfilled<'a>(target: &Resolved, tensor: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
+    let Some(free) = free_ranges(target, tensor, bytes.len()) else { return vec![bytes] };
+    let (mut gaps, mut rest, mut at) = (Vec::new(), bytes, 0);
+    for range in free {
+        let (gap, after) = rest[range.start - at..].split_at_mut(range.len());
+        gaps.push(gap);
+        rest = after;
+        at = range.end;
+    }
+    gaps
+}
+
+/// Where a tensor of `len` bytes is not filled by its blocks; `None` where its rows are apart.
+pub(crate) fn free_ranges(target: &Resolved, tensor: usize, len: usize) -> Option<Vec<Range<usize>>> {
     let mut filled: Vec<Range<usize>> = Vec::new();
     for block in target.blocks.iter().filter(|b| b.tensor == tensor) {
         let [heads, rows, lanes] = block.extents();
         let [by_head, by_row, by_lane] = block.strides_bytes;
         let size = block.dtype.size_bytes();
         if (lanes > 1 && by_lane != size) || (rows > 1 && by_row != lanes * size) {
-            return vec![bytes];
+            return None;
         }
         filled.extend((0..heads).map(|head| {
             let start = block.offset_bytes + head * by_head;
@@ -141,20 +154,14 @@ pub(crate) fn unfilled<'a>(target: &Resolved, tensor: usize, bytes: &'a mut [u8]
         }));
     }
     filled.sort_unstable_by_key(|r| r.start);
-    let (mut free, mut rest, mut at) = (Vec::new(), bytes, 0);
+    let (mut free, mut at) = (Vec::new(), 0);
     for stretch in filled {
-        if stretch.end <= at {
-            continue;
-        }
-        let (gap, after) = rest.split_at_mut(stretch.start.saturating_sub(at));
-        free.push(gap);
-        let skipped = stretch.end - at.max(stretch.start);
-        rest = &mut after[skipped..];
-        at = stretch.end;
+        free.push(at..stretch.start.max(at));
+        at = at.max(stretch.end);
     }
-    free.push(rest);
+    free.push(at..len);
     free.retain(|gap| !gap.is_empty());
-    free
+    Some(free)
 }
 
 /// Places at which all targets together are asked whether their page exists.

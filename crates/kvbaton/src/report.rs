@@ -131,7 +131,7 @@ pub struct HandoffReport {
 pub struct StreamReport {
     /// Chunks, or layers of chunks, that were copied one by one.
     pub pieces: usize,
-    /// Seconds of touching the target's pages and zeroing its free rows, while the first chunk was computed.
+    /// Seconds of touching the target's pages and zeroing its free rows, while rows were computed.
     pub prepare_seconds: f64,
     /// Seconds of the longest copy of a piece.
     pub longest_copy_seconds: f64,

@@ -1,13 +1,14 @@
 //! A hand-off that runs beside the prefill: rows move as soon as they are final.
 //!
-//! The caller's thread prefills and tells of rows; one worker touches the target's pages while it waits for the
-//! first, and copies. What is left to do once the last rows are final is the exposed cost.
+//! The caller's thread prefills and tells of rows; one worker copies them, and touches the target's pages while it waits
+//! for the next. What is left to do once the last rows are final is the exposed cost.
 
 use std::any::Any;
+use std::hint::black_box;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Instant;
 
 use kvbaton_copy::{CopyOptions, CopyStats, Threads, run, zero};
@@ -19,6 +20,9 @@ use crate::{CacheView, Error, ErrorKind, OnOverflow, Prefill, Prefilled};
 
 /// The smallest page of the systems that kvbaton runs on.
 const PAGE_BYTES: usize = 4096;
+
+/// Bytes that the worker touches or zeroes before it looks for rows again: well below a millisecond.
+const CHORE_BYTES: usize = 1 << 20;
 
 /// How to stream.
 #[derive(Clone, Copy)]
@@ -214,6 +218,19 @@ impl Ledger {
     }
 }
 
+/// A stretch of a target that is to be zeroed, or whose pages are to be touched.
+struct Chore {
+    tensor: usize,
+    range: Range<usize>,
+    zero: bool,
+}
+
+/// A stretch in pieces of [`CHORE_BYTES`].
+fn cut(tensor: usize, range: Range<usize>, zero: bool) -> impl Iterator<Item = Chore> {
+    let end = range.end;
+    range.step_by(CHORE_BYTES).map(move |at| Chore { tensor, range: at..end.min(at + CHORE_BYTES), zero })
+}
+
 /// The worker and what it fills.
 struct Filler<'a, 't> {
     target: Resolved,
@@ -237,28 +254,83 @@ impl Filler<'_, '_> {
     fn work(mut self, pieces: &Receiver<Piece>, abandoned: &AtomicBool) -> Result<Totals, Error> {
         let mut totals = Totals::default();
         let start = Instant::now();
-        self.prepare();
+        let mut chores = self.chores().into_iter();
         totals.prepare_seconds = start.elapsed().as_secs_f64();
         // The prefill has the other cores until its last rows are out.
         let alone = Threads::new(1);
-        for piece in pieces {
+        loop {
+            let piece = match pieces.try_recv() {
+                Ok(piece) => piece,
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {
+                    if let Some(chore) = chores.next() {
+                        let start = Instant::now();
+                        self.perform(&chore);
+                        totals.prepare_seconds += start.elapsed().as_secs_f64();
+                        continue;
+                    }
+                    let Ok(piece) = pieces.recv() else { break };
+                    piece
+                }
+            };
             if abandoned.load(Ordering::Relaxed) {
                 break;
             }
             let threads = if piece.last { self.threads } else { &alone };
+            if piece.last {
+                let start = Instant::now();
+                self.zero_rest(chores.as_slice());
+                totals.prepare_seconds += start.elapsed().as_secs_f64();
+            }
             self.copy(&piece, threads, &mut totals)?;
         }
         Ok(totals)
     }
 
-    /// Zeroes what no row fills, and makes the pages of the rest exist.
-    fn prepare(&mut self) {
-        let mut free = Vec::new();
-        for (index, bytes) in self.targets.iter_mut().map(|t| &mut *t.bytes).enumerate() {
-            bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
-            free.extend(handoff::unfilled(&self.target, index, bytes));
+    /// What there is to do until rows come: zeroing what no row fills, and making the pages of the rest exist. Tensors
+    /// whose rows are apart are zeroed at once, before rows are copied over the zeros.
+    fn chores(&mut self) -> Vec<Chore> {
+        let (mut apart, mut chores) = (Vec::new(), Vec::new());
+        for (tensor, bytes) in self.targets.iter_mut().map(|t| &mut *t.bytes).enumerate() {
+            let Some(free) = handoff::free_ranges(&self.target, tensor, bytes.len()) else {
+                apart.push(bytes);
+                continue;
+            };
+            let mut at = 0;
+            for gap in free {
+                chores.extend(cut(tensor, at..gap.start, false));
+                at = gap.end;
+                chores.extend(cut(tensor, gap, true));
+            }
+            chores.extend(cut(tensor, at..bytes.len(), false));
         }
-        zero(free, &Threads::new(1));
+        zero(apart, &Threads::new(1));
+        chores
+    }
+
+    fn perform(&mut self, chore: &Chore) {
+        let bytes = &mut self.targets[chore.tensor].bytes[chore.range.clone()];
+        if chore.zero {
+            bytes.fill(0);
+        } else {
+            // Rows may have come meanwhile: bytes are written as they were.
+            bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = black_box(*byte));
+        }
+    }
+
+    /// Zeroes what of `chores` is to be zeroed, on all threads. Pages that no one touched are left to the copy.
+    fn zero_rest(&mut self, chores: &[Chore]) {
+        let mut rest = Vec::new();
+        for (tensor, mut bytes) in self.targets.iter_mut().map(|t| &mut *t.bytes).enumerate() {
+            let mut at = 0;
+            for Chore { range, .. } in chores.iter().filter(|c| c.tensor == tensor && c.zero) {
+                let (gap, after) = bytes[range.start - at..].split_at_mut(range.len());
+                rest.push(gap);
+                bytes = after;
+                at = range.end;
+            }
+        }
+        zero(rest, self.threads);
     }
 
     fn copy(&mut self, piece: &Piece, threads: &Threads, totals: &mut Totals) -> Result<(), Error> {
