@@ -4,7 +4,6 @@
 //! for the next. What is left to do once the last rows are final is the exposed cost.
 
 use std::any::Any;
-use std::hint::black_box;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +12,11 @@ use std::time::Instant;
 
 use kvbaton_copy::{CopyOptions, CopyStats, Threads, run, zero};
 use kvbaton_layout::{CacheSpec, LayerSpec, Resolved, TensorInfo};
+use kvbaton_memory::populate;
 use kvbaton_plan::plan;
 
 use crate::handoff::{self, Target, Wanted};
 use crate::{CacheView, Error, ErrorKind, OnOverflow, Prefill, Prefilled};
-
-/// The smallest page of the systems that kvbaton runs on.
-const PAGE_BYTES: usize = 4096;
 
 /// Bytes that the worker touches or zeroes before it looks for rows again: well below a millisecond.
 const CHORE_BYTES: usize = 1 << 20;
@@ -313,8 +310,8 @@ impl Filler<'_, '_> {
         if chore.zero {
             bytes.fill(0);
         } else {
-            // Rows may have come meanwhile: bytes are written as they were.
-            bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = black_box(*byte));
+            // Rows may have come meanwhile: the bytes stay.
+            populate(bytes);
         }
     }
 

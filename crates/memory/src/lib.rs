@@ -14,4 +14,4 @@ pub use buffer::{Buffer, Bytes, Foreign, PAGE_BYTES};
 pub use custody::{Book, Custody, IllegalMove, Loan, Move, Phase, Turn};
 pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};
-pub use pages::resident_share;
+pub use pages::{populate, resident_share};

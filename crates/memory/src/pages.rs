@@ -1,9 +1,14 @@
-//! Pages behind a buffer: whether they exist yet.
+//! Pages behind a buffer: whether they exist yet, and making them exist.
 //!
 //! The first write to a page costs far more than the copy into it (4 KiB pages: about eight times), so whoever
 //! measures a copy must know which state the memory was in.
 
+use std::hint::black_box;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// The smallest page of the systems that kvbaton runs on.
+const SMALLEST_PAGE: usize = 4096;
 
 /// The share of `buffer`'s pages that exist, from 0 to 1, found at up to `probes` places; `None` where the system does
 /// not say. A probe is a system call: a microsecond or two.
@@ -20,6 +25,39 @@ pub fn resident_share(buffer: &[u8], probes: usize) -> Option<f64> {
         resident += usize::from(is_resident(&buffer[at..])?);
     }
     Some(resident as f64 / probes as f64)
+}
+
+/// Makes the pages of `buffer` exist, as a first write would. Its bytes stay what they are.
+pub fn populate(buffer: &mut [u8]) {
+    if populate_at_once(buffer) {
+        return;
+    }
+    for byte in buffer.iter_mut().step_by(SMALLEST_PAGE) {
+        // SAFETY: the byte is borrowed exclusively for as long as the atomic lives.
+        let byte = unsafe { AtomicU8::from_ptr(byte) };
+        // One access that writes: a read of a new page would map zeros first, and a write then fault again.
+        byte.fetch_or(black_box(0), Ordering::Relaxed);
+    }
+}
+
+/// Asks the system (Linux 5.14 and later) for all of them in one call.
+#[cfg(target_os = "linux")]
+fn populate_at_once(buffer: &mut [u8]) -> bool {
+    let Some(page) = page_bytes() else { return false };
+    if buffer.is_empty() {
+        return true;
+    }
+    // Whole pages: the first and the last may hold others' bytes, which stay what they are, too.
+    let start = buffer.as_ptr().addr() / page * page;
+    let end = (buffer.as_ptr().addr() + buffer.len()).next_multiple_of(page);
+    let first = buffer.as_mut_ptr().with_addr(start).cast();
+    // SAFETY: these pages hold bytes of `buffer`, so they are mapped; the advice changes no byte.
+    unsafe { libc::madvise(first, end - start, libc::MADV_POPULATE_WRITE) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populate_at_once(_: &mut [u8]) -> bool {
+    false
 }
 
 /// The part of `buffer` that starts and ends on a multiple of `size_bytes`.
@@ -61,6 +99,18 @@ fn is_resident(_: &[u8]) -> Option<bool> {
 mod tests {
     use super::*;
     use crate::Buffer;
+
+    #[test]
+    fn populated_pages_exist_and_keep_their_bytes() {
+        let mut buffer = Buffer::zeroed(8 << 20);
+        buffer[4 << 20] = 7;
+        populate(&mut buffer[3..(6 << 20) + 5]);
+        assert_eq!(resident_share(&buffer[..6 << 20], 64), Some(1.0));
+        assert_eq!(resident_share(&buffer[7 << 20..], 64), Some(0.0));
+        let expected = |at: usize| if at == 4 << 20 { 7 } else { 0 };
+        assert!(buffer.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+        populate(&mut []);
+    }
 
     #[test]
     fn a_page_exists_once_it_was_written() {
