@@ -54,10 +54,8 @@ def llama() -> LlamaForCausalLM:
             weights.update(load_file(file))
     tensors = {name: torch.tensor(value.astype(np.float32)) for name, value in weights.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected, (
-        missing,
-        unexpected,
-    )  # the embeddings are the head
+    assert missing == ["lm_head.weight"], missing  # the embeddings are the head
+    assert not unexpected, unexpected
     return model
 
 
