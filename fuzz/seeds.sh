@@ -5,14 +5,14 @@ target=${1:?usage: fuzz/seeds.sh TARGET}
 cd "$(dirname "$0")/.."
 case $target in
     mil_manifest) files=Manifest.json ;;
-    mil_program) files=model.mlmodel ;;
+    mil_program) files="*.mlmodel" ;;
     mil_weights) files=weight.bin ;;
     layout_toml) files='*.toml' ;;
     chain_toml) files='*.toml' ;;
     *) echo "no target $target" >&2; exit 2 ;;
 esac
 case $target in
-    mil_*) folders='crates/mil/testdata crates/exec/testdata crates/kvbaton/testdata python/tests/foreign' ;;
+    mil_*) folders='crates/mil/testdata crates/exec/testdata crates/kvbaton/testdata python/tests/foreign fuzz/seeds/mil_program' ;;
     layout_toml) folders='crates/layout/presets' ;;
     chain_toml) folders='fuzz/seeds/chain_toml' ;;
 esac
