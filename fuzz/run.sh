@@ -12,18 +12,7 @@ coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 RUSTC_BOOTSTRAP=1 RUSTFLAGS="$coverage -Zsanitizer=address --cfg fuzzing" \
     cargo build --release --target "$host" --bin "$target"
 
+./seeds.sh "$target"
 corpus=corpus/$target
-mkdir -p "$corpus" "artifacts/$target"
-case $target in
-    mil_manifest) seeds=Manifest.json ;;
-    mil_program) seeds=model.mlmodel ;;
-    mil_weights) seeds=weight.bin ;;
-    layout_toml) seeds='*.toml' ;;
-    *) seeds= ;;
-esac
-if [ -n "$seeds" ]; then
-    find ../crates/mil/testdata ../crates/layout/presets -name "$seeds" | while read -r seed; do
-        cp "$seed" "$corpus/$(sha256sum "$seed" | cut -c1-16)"
-    done
-fi
+mkdir -p "artifacts/$target"
 exec "target/$host/release/$target" -artifact_prefix="artifacts/$target/" "$@" "$corpus"

@@ -1,4 +1,4 @@
-"""Packages as other exporters write them, from ``foreign/generate.py``: run, compared with numpy, handed to MLX."""
+"""Packages of other exporters, from ``foreign``: run, compared with numpy, handed to MLX."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ padded_head_dim = 512
 dtype = "float16"
 """
 
-HF = """
-name = "hf"
+TORCH_OUTPUTS = """
+name = "torch-outputs"
 placement = "left"
 
 [inputs]
@@ -71,7 +71,27 @@ axes = "layer kv_head row head_dim"
 dtype = "float16"
 """
 
-LAYOUTS = {"anemll": ANEMLL, "coreml_llm": COREML_LLM, "hf_style": HF}
+TORCH_STATES = """
+name = "torch-states"
+placement = "left"
+
+[inputs]
+tokens = "inputIds"
+mask = "causalMask"
+
+[[tensor]]
+name = "{key|value}Cache"
+holds = "key-and-value"
+axes = "layer batch kv_head row head_dim"
+dtype = "float16"
+"""
+
+LAYOUTS = {
+    "anemll": ANEMLL,
+    "coreml_llm": COREML_LLM,
+    "torch_outputs": TORCH_OUTPUTS,
+    "torch_states": TORCH_STATES,
+}
 
 
 def reference(folder: Path, ids: list[int]) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
@@ -140,6 +160,48 @@ def test_caches_and_logits_are_numpys(folder: Path, name: str) -> None:
         assert close(done.logits, logits)
 
 
+HEADS = {
+    "anemll": ["logits1", "logits2", "logits3", "logits4"],
+    "torch_outputs": ["all_logits"],
+    "torch_states": ["all_logits"],
+}
+"""Outputs that together are the logits of every token."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_of_every_token_are_numpys(folder: Path, name: str) -> None:
+    parts = []
+    for output in HEADS[name]:
+        layout = LAYOUTS[name].replace("[[tensor]]", f'[outputs]\nlogits = "{output}"\n\n[[tensor]]')
+        prefill = kvbaton.Prefill(FOREIGN / f"{name}.mlpackage", layout=layout, model=folder)
+        made = prefill(PROMPT).logits
+        assert made is not None
+        parts.append(made.reshape(-1, CONFIG["vocab_size"] // len(HEADS[name])))
+    logits = np.concatenate(parts, axis=1)
+    for number in (1, 5, len(PROMPT)):
+        assert close(logits[number - 1], reference(folder, PROMPT[:number])[0]), number
+
+
+def test_prompts_of_any_length_that_a_package_allows(folder: Path) -> None:
+    """``torch_states`` takes 1 to 48 tokens, and computes no more rows than the prompt has."""
+    package = FOREIGN / "torch_states.mlpackage"
+    layout = TORCH_STATES.replace("[[tensor]]", '[outputs]\nlogits = "all_logits"\n\n[[tensor]]')
+    prefill = kvbaton.Prefill(package, layout=layout, model=folder)
+    long = [*PROMPT, *PROMPT, *PROMPT][:48]
+    for number in (1, 2, 33, 48):
+        done = prefill(long[:number])
+        logits, keys, values = reference(folder, long[:number])
+        assert done.logits is not None
+        rows = done.logits.reshape(-1, CONFIG["vocab_size"])
+        assert len(rows) == number
+        assert close(rows[-1], logits)
+        for layer, k, v in zip(done.cache.layers, keys, values, strict=True):
+            assert close(layer.arrays["key"], k)
+            assert close(layer.arrays["value"], v)
+    with pytest.raises(kvbaton.KvbatonError, match="49 tokens"):
+        prefill([*long, 1])
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("numerics", ["f32", "f16-accumulate"])
 def test_other_roundings_stay_close(folder: Path, name: str, numerics: Any) -> None:
@@ -172,9 +234,15 @@ def test_caches_go_to_mlx(folder: Path, name: str) -> None:
 def test_the_presets_hold_the_same_rows(folder: Path) -> None:
     """What a package leaves, filled into the tensors of the shipped layout of its exporter, and read back."""
     _, keys, values = reference(folder, PROMPT)
-    for name, preset in [("anemll", "anemll"), ("coreml_llm", "coreml-llm-sliding-outputs")]:
+    presets = {
+        "anemll": "anemll",
+        "coreml_llm": "coreml-llm-sliding-outputs",
+        "torch_outputs": "kvbaton-stacked",
+        "torch_states": "apple-mistral",
+    }
+    for name, preset in presets.items():
         prefill = kvbaton.Prefill(FOREIGN / f"{name}.mlpackage", layout=LAYOUTS[name], model=folder)
-        inputs = kvbaton.to_coreml(prefill(PROMPT).cache, preset, capacity=32)
+        inputs = kvbaton.to_coreml(prefill(PROMPT).cache, preset, capacity=48)
         view = kvbaton.CacheView.from_arrays(inputs.arrays, layout=preset, tokens=PROMPT, model=folder)
         for layer, k, v in zip(view.layers, keys, values, strict=True):
             assert close(layer.arrays["key"], k)

@@ -2,9 +2,12 @@
 //!
 //! The run is followed node by node with sizes alone: buffers come from a pool that keeps every size it once gave
 //! out, values are views of others where the operation is one, and operands that an operation may have to pack are
-//! counted as copies. The result is a bound, not an estimate: what a run allocates stays below it.
+//! counted as copies. Of a `cond` both blocks are followed, a loop as often as its variables need to change places. The
+//! result is a bound, not an estimate: what a run allocates, the first or a later one, stays below it.
+//!
+//! `buffers` has the pool, `blocks` follows operations that have blocks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvbaton_mil::program::{Argument, ConstantData, DataType, Function, ValueId, ValueType};
@@ -42,6 +45,11 @@ impl Footprint {
     }
 }
 
+mod blocks;
+mod buffers;
+
+use buffers::{Seen, Sim};
+
 /// Panels of a matrix product that each thread packs.
 const PANELS: usize = 6 * 32 * 640 * 4;
 /// Registers of row programs and what else a thread holds.
@@ -51,71 +59,8 @@ const VIEWS: &[&str] = &["transpose", "slice_by_index", "slice_by_size", "split"
 /// The same, where values must be side by side.
 const RESHAPES: &[&str] = &["reshape", "expand_dims", "squeeze", "flatten2d", "reshape_like"];
 
-/// A buffer that values show.
-struct Held {
-    bytes: usize,
-    /// Whether it came from the pool of floats.
-    pooled: bool,
-    users: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Seen {
-    buffer: usize,
-    packed: bool,
-}
-
-#[derive(Default)]
-struct Sim {
-    held: Vec<Held>,
-    values: HashMap<ValueId, Seen>,
-    /// Free buffers of the pool by size.
-    free: HashMap<usize, usize>,
-    pool: usize,
-    other: usize,
-    peak: usize,
-}
-
-impl Sim {
-    fn allocate(&mut self, bytes: usize, pooled: bool) -> usize {
-        if pooled {
-            match self.free.get_mut(&bytes) {
-                Some(n) if *n > 0 => *n -= 1,
-                _ => self.pool += bytes,
-            }
-        } else {
-            self.other += bytes;
-        }
-        self.peak = self.peak.max(self.pool + self.other);
-        self.held.push(Held { bytes, pooled, users: 0 });
-        self.held.len() - 1
-    }
-
-    fn release(&mut self, buffer: usize) {
-        let held = &self.held[buffer];
-        if held.pooled {
-            *self.free.entry(held.bytes).or_default() += 1;
-        } else {
-            self.other -= held.bytes;
-        }
-    }
-
-    fn define(&mut self, id: ValueId, seen: Seen) {
-        self.held[seen.buffer].users += 1;
-        self.values.insert(id, seen);
-    }
-
-    fn forget(&mut self, id: ValueId) {
-        let Some(seen) = self.values.remove(&id) else { return };
-        self.held[seen.buffer].users -= 1;
-        if self.held[seen.buffer].users == 0 {
-            self.release(seen.buffer);
-        }
-    }
-}
-
-/// What `function` takes on `threads` threads; `None` when a shape is only known when it runs, or it has blocks. `keeps_weights`:
-/// compressed weights are to be kept decompressed.
+/// What `function` takes on `threads` threads; `None` when a shape is only known when it runs.
+/// `keeps_weights`: compressed weights are to be kept decompressed.
 pub(crate) fn footprint(
     graph: &Graph,
     function: &Function,
@@ -155,7 +100,7 @@ pub(crate) fn footprint(
         let bytes = count(&function.tensor(*id)?.fixed_shape()?) * 4;
         leaving = leaving.max(if packed { 0 } else { bytes });
     }
-    sim.peak = sim.peak.max(sim.pool + sim.other + leaving);
+    sim.others_at_most(leaving);
     let mut state_bytes = 0;
     for id in &function.states {
         state_bytes += stored(id)?;
@@ -163,7 +108,7 @@ pub(crate) fn footprint(
     Some(Footprint {
         mapped_bytes: mapped(function) as u64,
         weight_bytes: if keeps_weights { resident(graph) as u64 } else { 0 },
-        activation_bytes: (sim.peak + threads * (scratch + THREAD)) as u64,
+        activation_bytes: (sim.bytes() + threads * (scratch + THREAD)) as u64,
         output_bytes: output_bytes as u64,
         state_bytes: state_bytes as u64,
     })
@@ -177,6 +122,9 @@ fn value_bytes(graph: &Graph, id: ValueId) -> Option<usize> {
 
 /// Follows one node.
 fn step(sim: &mut Sim, graph: &Graph, node: &Node, keeps_weights: bool) -> Option<()> {
+    if !node.blocks().is_empty() {
+        return blocks::step(sim, node, keeps_weights);
+    }
     let mut transient = Vec::new();
     for (i, operand) in node.operands.iter().enumerate() {
         match operand {
@@ -223,9 +171,7 @@ fn step(sim: &mut Sim, graph: &Graph, node: &Node, keeps_weights: bool) -> Optio
                 sim.define(*id, Seen { buffer: results[r.index], packed: true });
             }
         }
-        // How often a block runs is only known when it does.
-        (Work::Cond(_) | Work::Loop { .. }, None) => return None,
-        (Work::Op(_) | Work::Attention(_), None) => {
+        (Work::Op(_) | Work::Attention(_) | Work::Cond(_) | Work::Loop { .. }, None) => {
             for id in &node.outputs {
                 let floats = is_float(graph.values[id.0 as usize].dtype?);
                 let bytes = value_bytes(graph, *id)?;
@@ -278,7 +224,10 @@ fn node_scratch(graph: &Graph, node: &Node) -> usize {
     match &node.work {
         Work::Attention(attention) => attention.thread_bytes(),
         Work::Rows(program, _) => program.registers.iter().sum::<usize>() * 8,
-        Work::Cond(_) | Work::Loop { .. } => 0,
+        Work::Cond(_) | Work::Loop { .. } => {
+            let inner = node.blocks().into_iter().flat_map(|block| &block.nodes);
+            inner.map(|inner| node_scratch(graph, inner)).max().unwrap_or(0)
+        }
         Work::Op(_) => match node.kind.as_str() {
             "linear" | "matmul" | "conv" | "einsum" => PANELS,
             // A row of one operation at a time.

@@ -7,7 +7,8 @@ values, from coremltools' `value_inference` (Apple's numpy definition of the ope
 numpy expression given with the case. `attention.mlpackage` holds a small transformer layer for each way in which
 exporters write attention; its results are compared between runs, not with numbers. `stateful.mlpackage` is two layers
 that keep keys and values in states, run over three chunks, and `stateful.json` what numpy says. `past.mlpackage` is
-attention of a chunk over its own rows and a past of which `position` rows are there; its runs are compared, too. `missing.mlpackage` uses an
+attention of a chunk over its own rows and a past of which `position` rows are there; its runs are compared, too.
+`blocks.mlpackage` has a `cond` of which one block needs far more memory than the other, and a loop. `missing.mlpackage` uses an
 operation that the executor does not have, `form.mlpackage` a form that it does not handle.
 """
 
@@ -416,6 +417,40 @@ def attention():
     save(program, "attention")
 
 
+def blocks():
+    """Blocks whose memory differs: a branch with wide intermediate values, a loop whose variables change places."""
+    wide = f16(4096, 16, scale=0.1)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((64, 16), dtype=types.fp16), mb.TensorSpec((1,), dtype=types.int32)],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x, rounds):
+        def widened():
+            hidden = mb.tanh(x=mb.linear(x=x, weight=wide))
+            return mb.matmul(x=hidden, y=wide)
+
+        y = mb.cond(
+            pred=mb.squeeze(x=mb.greater(x=rounds, y=i32(1)), axes=[0]),
+            _true_fn=widened,
+            _false_fn=lambda: mb.add(x=x, y=x),
+        )
+
+        def body(i, a, b):
+            hidden = mb.sin(x=mb.tile(x=b, reps=[16, 1]))
+            mean = mb.reduce_mean(x=mb.reshape(x=hidden, shape=[16, 64, 16]), axes=[0])
+            return mb.add(x=i, y=i32(1)), mb.add(x=a, y=mean), a
+
+        _, a, b = mb.while_loop(
+            _cond=lambda i, a, b: mb.squeeze(x=mb.less(x=i, y=rounds), axes=[0]),
+            _body=body,
+            loop_vars=(mb.sub(x=rounds, y=rounds), y, x),
+        )
+        return mb.identity(x=a, name="a"), mb.identity(x=b, name="b")
+
+    save(program, "blocks")
+
+
 LAYERS, CAPACITY, CHUNK = 2, 12, 2
 
 
@@ -566,3 +601,4 @@ if __name__ == "__main__":
     stateful()
     past()
     refused()
+    blocks()

@@ -104,6 +104,44 @@ fn what_is_computed_bounds_what_is_allocated() {
     }
 }
 
+/// Rounds decide which block runs and how often; what is computed holds for all of them, and for one after the other.
+#[test]
+fn what_is_computed_bounds_functions_with_blocks() {
+    let _alone = ALONE.lock();
+    let inputs = |rounds| [("x", noise(&[64, 16])), ("rounds", Array::from_i32(&[1], &[rounds]).unwrap())];
+    for fuse in [false, true] {
+        let options = Options::with_threads(1).fused(fuse);
+        let (peak, program) = peak_of(|| {
+            let program = Executable::load(open("blocks.mlpackage"), "main", &options).unwrap();
+            for rounds in [0, 1, 2, 5, 4] {
+                program.run(&inputs(rounds)).unwrap();
+            }
+            program
+        });
+        let computed = program.footprint().unwrap();
+        let what = format!("fused {fuse}: {peak} measured, {computed:?}");
+        assert!(peak <= computed.allocated_bytes() + FIXED, "{what}");
+        assert!(program.allocated_bytes() <= computed.activation_bytes, "{what}");
+        // The wide block alone takes 64 × 4096 values.
+        assert!(program.allocated_bytes() >= 64 * 4096 * 4, "{what}");
+        assert!(computed.activation_bytes <= 2 * program.allocated_bytes() + FIXED, "{what}");
+    }
+}
+
+#[test]
+fn functions_with_blocks_are_refused_before_anything_is_allocated() {
+    let _alone = ALONE.lock();
+    let load = |limit| {
+        let options = Options::with_threads(1).with_max_memory(Some(limit));
+        Executable::load(open("blocks.mlpackage"), "main", &options)
+    };
+    let (peak, error) = peak_of(|| load(400_000).unwrap_err());
+    let ExecError::Memory { needed_bytes, limit_bytes: 400_000, .. } = error else { panic!("{error}") };
+    assert!(peak < FIXED, "{peak} bytes were allocated");
+    load(needed_bytes).unwrap();
+    load(needed_bytes - 1).unwrap_err();
+}
+
 #[test]
 fn more_than_the_limit_is_refused_before_anything_is_allocated() {
     let _alone = ALONE.lock();

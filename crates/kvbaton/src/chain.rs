@@ -1,14 +1,13 @@
 //! Prefill by several packages, one after the other: a model whose layers are split over them.
 //!
-//! A chain is a TOML file: the packages in the order in which a prompt passes them, and what they do not state
-//! themselves. See `docs/chains.md`.
+//! `file` reads the chain's own file, `stage` opens one package of it. See `docs/chains.md`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvbaton_exec::{Array, Options};
-use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo, presets};
-use serde::Deserialize;
+use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo};
 
+mod file;
 mod stage;
 
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
@@ -17,50 +16,8 @@ use crate::functions::{ChunkFunction, PrefillFunctions};
 use crate::prefill::{ChunkSink, too_long};
 use crate::report::PrefillReport;
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled};
+pub use file::{ChainFile, StageFile, StatedLayout};
 use stage::{Passed, Stage};
-
-/// The chain as it is written down.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ChainFile {
-    /// Version of the file's form.
-    format: u32,
-    /// The layout of the whole cache, where packages do not state theirs. Where its names begin with `{group}/`, the
-    /// tensor `t` of the n-th package that has a cache is `n/t`.
-    layout: Option<LayoutName>,
-    #[serde(default)]
-    stage: Vec<StageFile>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StageFile {
-    /// The package, relative to the chain's folder.
-    package: PathBuf,
-    /// The function that prefills, where the package does not say.
-    function: Option<String>,
-    /// The package's inputs, outputs and tensors, where it does not state them.
-    layout: Option<LayoutName>,
-}
-
-/// A layout: a preset or a file by name, or a table that is one.
-type LayoutName = toml::Value;
-
-fn read_layout(said: &LayoutName, folder: &Path) -> Result<Layout, Error> {
-    let Some(name) = said.as_str() else {
-        // Written out, it is what a file of its own would be.
-        return Ok(Layout::from_toml(&toml::to_string(said).unwrap_or_default())?);
-    };
-    if presets::text(name).is_some() {
-        return Ok(presets::get(name)?);
-    }
-    let path = folder.join(name);
-    let text = std::fs::read_to_string(&path).map_err(|e| {
-        let message = format!("no layout is called `{name}`, and `{}`: {e}", path.display());
-        Error::new(ErrorKind::Layout, message)
-    })?;
-    Ok(Layout::from_toml(&text)?)
-}
 
 /// A chain of packages on the CPU executor.
 pub struct ChainPrefill {
@@ -85,21 +42,13 @@ impl ChainPrefill {
     pub fn open(file: &Path, options: Options, stated: Stated) -> Result<ChainPrefill, Error> {
         let wrong = |what: String| Error::new(ErrorKind::Package, format!("`{}`: {what}", file.display()));
         let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-        let chain: ChainFile = toml::from_str(&text).map_err(|e| {
-            let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].lines().count().max(1));
-            wrong(format!("line {line}: {}", e.message()))
-        })?;
-        if chain.format != 1 {
-            return Err(wrong(format!("a chain of format {}, this version reads format 1", chain.format)));
-        }
-        if chain.stage.is_empty() {
-            return Err(wrong("a chain has at least one [[stage]]".to_owned()));
-        }
+        let chain = ChainFile::parse(&text)
+            .map_err(|e| Error::new(e.kind(), format!("`{}`: {e}", file.display())))?;
         let folder = file.parent().unwrap_or(Path::new("."));
-        let whole = chain.layout.map(|l| read_layout(&l, folder)).transpose()?.or(stated.layout);
+        let whole = chain.layout.map(|l| l.read(folder)).transpose()?.or(stated.layout);
         let mut stages = Vec::new();
-        for stage in chain.stage {
-            let layout = stage.layout.map(|l| read_layout(&l, folder)).transpose()?;
+        for stage in chain.stages {
+            let layout = stage.layout.map(|l| l.read(folder)).transpose()?;
             let path = folder.join(&stage.package);
             stages.push(Stage::open(&path, stage.function, layout, &options)?);
         }

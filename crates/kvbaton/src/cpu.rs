@@ -141,9 +141,13 @@ impl CpuPrefill {
     fn whole(&mut self, tokens: &[u32], step: &Step) -> Result<Prefilled, Error> {
         let layout = self.layout.clone();
         let executable = self.load(&step.function)?;
+        let length = shortest(executable, layout.inputs.tokens.as_deref(), tokens.len(), step.length);
+        let step = &Step { length, ..step.clone() };
+        let features = executable.inputs();
+        let types: Vec<_> = features.iter().map(|f| inputs::for_length(&f.ty, length)).collect();
         let wanted: Vec<Wanted<'_>> =
-            executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
-        let inputs = inputs::build(&layout, &wanted, tokens, step.length)?;
+            features.iter().zip(&types).map(|(f, ty)| Wanted { name: &f.name, ty }).collect();
+        let inputs = inputs::build(&layout, &wanted, tokens, length)?;
         let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
         let start = Instant::now();
         let mut state = executable.new_state()?;
@@ -208,6 +212,15 @@ impl CpuPrefill {
         }
         Ok(&self.loaded[function])
     }
+}
+
+/// The fewest tokens, at least as many as the prompt has, that a function takes; programs of ranged or enumerated shapes
+/// take several numbers of them.
+fn shortest(executable: &Executable, tokens_input: Option<&str>, prompt: usize, longest: usize) -> usize {
+    let features = executable.inputs().iter().zip(executable.input_shapes());
+    let shapes = features.filter(|(feature, _)| Some(feature.name.as_str()) == tokens_input).map(|(_, s)| s);
+    let mut allowed = shapes.flat_map(|shapes| (prompt..longest).filter(|&n| shapes.allow(&[1, n])));
+    allowed.next().unwrap_or(longest)
 }
 
 /// What a caller says of a package.

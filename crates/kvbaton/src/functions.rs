@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kvbaton_layout::Inputs;
 use kvbaton_mil::program::{Function, ValueId, ValueType};
-use kvbaton_mil::{FUNCTIONS_KEY, PAST_KEY, Package};
+use kvbaton_mil::{FUNCTIONS_KEY, FeatureKind, Flexibility, PAST_KEY, Package};
 use serde::Deserialize;
 
 use crate::{Error, ErrorKind, FunctionInfo};
@@ -57,7 +57,8 @@ pub(crate) struct PrefillFunctions {
 pub(crate) struct Facts<'a> {
     pub(crate) path: &'a Path,
     pub(crate) metadata: &'a BTreeMap<String, String>,
-    /// Shape of the input that takes tokens, by function; `None` where it has no such input of fixed shape.
+    /// Shape of the input that takes tokens, by function, the largest where several are allowed; `None` where it has no
+    /// such input, or one without a bound.
     pub(crate) token_shapes: BTreeMap<String, Option<Vec<usize>>>,
 }
 
@@ -67,10 +68,26 @@ impl<'a> Facts<'a> {
         let functions = &package.program().functions;
         let shape = |f: &Function| {
             let input = f.inputs.iter().map(|&id| f.value(id)).find(|v| v.name == tokens_input)?;
-            if let ValueType::Tensor(ty) = &input.ty { ty.fixed_shape() } else { None }
+            let ValueType::Tensor(ty) = &input.ty else { return None };
+            ty.fixed_shape().or_else(|| largest(package, &f.name, tokens_input))
         };
         let token_shapes = functions.iter().map(|(name, f)| (name.clone(), shape(f))).collect();
         Facts { path: package.path(), metadata: package.metadata(), token_shapes }
+    }
+}
+
+/// The largest shape that the package's description allows an input.
+fn largest(package: &Package, function: &str, input: &str) -> Option<Vec<usize>> {
+    let features = package.description().functions.get(function)?;
+    let FeatureKind::Array(array) = &features.inputs.iter().find(|f| f.name == input)?.kind else {
+        return None;
+    };
+    match &array.flexibility {
+        Flexibility::Ranges(ranges) => ranges.iter().map(|range| range.max).collect(),
+        Flexibility::Enumerated(shapes) => {
+            shapes.iter().chain([&array.shape]).max_by_key(|s| s.iter().product::<usize>()).cloned()
+        }
+        Flexibility::Fixed => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use half::f16;
 use kvbaton_exec::Array;
 use kvbaton_layout::{Layout, Placement};
-use kvbaton_mil::program::{DataType, TensorType};
+use kvbaton_mil::program::{DataType, Dim, TensorType};
 
 use crate::{Error, ErrorKind};
 
@@ -11,6 +11,16 @@ use crate::{Error, ErrorKind};
 pub(crate) struct Wanted<'a> {
     pub(crate) name: &'a str,
     pub(crate) ty: &'a TensorType,
+}
+
+/// The type that an input has for `length` tokens at the start of a context: every dimension that the program leaves open
+/// counts tokens, or the rows that they may attend to, which are as many.
+pub(crate) fn for_length(ty: &TensorType, length: usize) -> TensorType {
+    let fixed = |dim: &Dim| match dim {
+        Dim::Fixed(n) => Dim::Fixed(*n),
+        Dim::Unknown => Dim::Fixed(length),
+    };
+    TensorType { dtype: ty.dtype, shape: ty.shape.iter().map(fixed).collect() }
 }
 
 /// Values for every input of a program that takes `length` tokens at once.

@@ -39,7 +39,7 @@ mod work;
 
 pub use accelerated::RuntimePrefill;
 pub use activations::{Activation, Activations, Overflow};
-pub use chain::ChainPrefill;
+pub use chain::{ChainFile, ChainPrefill, StageFile, StatedLayout};
 pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};

@@ -7,11 +7,7 @@ Run by hand:  python generate.py   (coremltools 9.0, numpy)
 - ``coreml_llm.mlpackage``: the same convolutions, keys and values padded from 16 to 512 lanes with zeros and left as
   outputs, softmax in steps over a mask of -1e4, gather for the last row.
 
-- ``hf_style.mlpackage``: the operations that coremltools makes of transformers' Llama: linear projections, RMS norm by
-  pow, reduce_mean and rsqrt, rotation by slices, repeated heads by expand_dims and tile, a mask made by comparing and
-  selecting, softmax. Written by hand after a converted model's listing, not by torch.
-
-All are prefill functions of 32 tokens over a context of 32.
+Both are prefill functions of 32 tokens over a context of 32. What transformers and torch give is in ``torch_llama.py``.
 """
 
 from __future__ import annotations
@@ -240,68 +236,6 @@ def coreml_llm() -> None:
     save(program, "coreml_llm")
 
 
-def hf_style() -> None:
-    cos_table, sin_table = tables()
-
-    def hf_norm(x: Any, gain: np.ndarray) -> Any:
-        squares = mb.pow(x=x, y=HALF(2))
-        mean = mb.reduce_mean(x=squares, axes=[-1], keep_dims=True)
-        scale = mb.rsqrt(x=mb.add(x=mean, y=HALF(CONFIG["rms_norm_eps"])), epsilon=HALF(1e-12))
-        return mb.mul(x=gain, y=mb.mul(x=x, y=scale))
-
-    def linear(x: Any, name: str) -> Any:
-        weight = W[name]
-        return mb.linear(x=x, weight=weight, bias=np.zeros(weight.shape[0], HALF))
-
-    def split_heads(x: Any, count: int) -> Any:
-        return mb.transpose(x=mb.reshape(x=x, shape=[1, S, count, D]), perm=[0, 2, 1, 3])
-
-    def repeat_kv(x: Any) -> Any:
-        x = mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, HEADS // KV, 1, 1])
-        return mb.reshape(x=x, shape=[1, HEADS, S, D])
-
-    @mb.program(input_specs=[mb.TensorSpec((1, S), dtype=types.int32)], opset_version=ct.target.iOS18)
-    def program(input_ids: Any) -> Any:
-        # Indices of a gather may be negative there.
-        negative = mb.greater_equal(x=input_ids, y=np.int32(0))
-        ids = mb.select(cond=negative, a=input_ids, b=mb.add(x=input_ids, y=np.int32(VOCAB)))
-        x = mb.gather(x=W["model.embed_tokens.weight"], indices=ids, axis=0, batch_dims=0)
-        position = np.arange(S, dtype=np.int32)
-        seen = mb.less_equal(
-            x=position[None], y=mb.expand_dims(x=mb.range_1d(start=0, end=S, step=1), axes=[1])
-        )
-        mask = mb.select(cond=seen, a=np.zeros((S, S), HALF), b=np.full((S, S), -np.inf, HALF))
-        mask = mb.expand_dims(x=mask, axes=[0, 1])
-        keys, values = [], []
-        for layer in range(LAYERS):
-            path = f"model.layers.{layer}."
-            h = hf_norm(x, W[path + "input_layernorm.weight"])
-            q = split_heads(linear(h, path + "self_attn.q_proj.weight"), HEADS)
-            k = split_heads(linear(h, path + "self_attn.k_proj.weight"), KV)
-            v = split_heads(linear(h, path + "self_attn.v_proj.weight"), KV)
-            q, k = (rotate(a, cos_table[None, None], sin_table[None, None]) for a in (q, k))
-            keys.append(k)
-            values.append(v)
-            scores = mb.matmul(x=q, y=repeat_kv(k), transpose_y=True)
-            scores = mb.add(x=mb.mul(x=scores, y=HALF(D**-0.5)), y=mask)
-            a = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=repeat_kv(v))
-            a = mb.reshape(x=mb.transpose(x=a, perm=[0, 2, 1, 3]), shape=[1, S, E])
-            x = mb.add(x=x, y=linear(a, path + "self_attn.o_proj.weight"))
-            h = hf_norm(x, W[path + "post_attention_layernorm.weight"])
-            gate = mb.silu(x=linear(h, path + "mlp.gate_proj.weight"))
-            product = mb.mul(x=gate, y=linear(h, path + "mlp.up_proj.weight"))
-            x = mb.add(x=x, y=linear(product, path + "mlp.down_proj.weight"))
-        last = hf_norm(x, W["model.norm.weight"])
-        return (
-            mb.identity(x=linear(last, "model.embed_tokens.weight"), name="all_logits"),
-            mb.concat(values=keys, axis=0, name="key_cache"),
-            mb.concat(values=values, axis=0, name="value_cache"),
-        )
-
-    save(program, "hf_style")
-
-
 if __name__ == "__main__":
     anemll()
     coreml_llm()
-    hf_style()
