@@ -34,13 +34,13 @@ def copied(folder: Path, out: Path, change: Any) -> Path:
     return out
 
 
-def parts_of(scheme: Any, weight: np.ndarray) -> dict[str, np.ndarray]:
-    return Quantizer(scheme).quantized("weight", lambda: weight.astype(np.float16))
+def parts_of(scheme: Any, weight: np.ndarray, name: str = "weight") -> dict[str, np.ndarray]:
+    return Quantizer(scheme).quantized(name, lambda: weight.astype(np.float16))
 
 
-def dense(scheme: str, weight: np.ndarray) -> np.ndarray:
+def dense(scheme: str, weight: np.ndarray, name: str = "weight") -> np.ndarray:
     """What a scheme leaves of a matrix: what MIL says of the parts, in numpy."""
-    parts = parts_of(scheme, weight)
+    parts = parts_of(scheme, weight, name)
     if scheme == "lut6":
         lut, indices = parts["lut"][:, 0, :, 0], parts["indices"].astype(int)
         rows = len(weight) // len(lut)
@@ -70,7 +70,7 @@ def test_a_quantised_package_computes_with_the_weights_of_its_scheme(
 ) -> None:
     folder = tiny_model("llama_tied")
     export(folder, tmp_path / "q.mlpackage", buckets=(8, 16), quantize=scheme)
-    rounded = copied(folder, tmp_path / "rounded", lambda _, w: dense(scheme, w))
+    rounded = copied(folder, tmp_path / "rounded", lambda name, w: dense(scheme, w, name))
     export(rounded, tmp_path / "plain.mlpackage", buckets=(8, 16))
     plain = kvbaton.Prefill(tmp_path / "plain.mlpackage")(PROMPT)
     for weights in ("resident", "streamed"):
@@ -134,6 +134,14 @@ def test_only_projections_and_embeddings_are_quantised(
     dtypes = {of["dtype"]: of for of in package["weights"]["by_dtype"]}
     assert dtypes["int8"]["count"] == 7 * layers + 1  # both functions share them
     assert "kvbaton.quantize" in package["user_metadata"]
+    assert not kvbaton_cli(
+        "export", folder, tmp_path / "int4.mlpackage", "--buckets", "8", "--quantize", "int4-block32"
+    ).code
+    dtypes = {
+        of["dtype"]: of
+        for of in kvbaton_cli("inspect", tmp_path / "int4.mlpackage", "--json").json()["weights"]["by_dtype"]
+    }
+    assert (dtypes["int4"]["count"], dtypes["int8"]["count"]) == (7 * layers, 1)
 
 
 def test_rows_of_zeros_stay_zeros(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Tables and masks stay as they are: a causal mask or a rotary table in eight bits
 zeros has no scale. Each scheme is one ``constexpr`` operation of iOS 18:
 
 - ``int8``: symmetric, a scale for each output (row).
-- ``int4-block32``: a scale for each 32 values of a row, the best of several. Codes are -8..7.
+- ``int4-block32``: a scale for each 32 values of a row, the best of several. Codes are -8..7. Embeddings and the
+  head are ``int8``: rows of a vocabulary differ by less than 4 bits tell apart.
 - ``lut6``: palettes of 64 values, one for every 16 rows, by k-means.
 """
 
@@ -24,6 +25,9 @@ Quantize = Literal["int8", "int4-block32", "lut6"]
 
 BLOCK = 32
 """Values that share a scale in ``int4-block32``."""
+
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+"""Weights with a row for each token."""
 
 PEAKS = (-8.6, -8.3, -8.0, -7.7, -7.4, -7.0, -6.6, 7.0, 7.3, 7.6, 8.0)
 """Where ``int4-block32`` tries to put a block's value of largest magnitude, in codes."""
@@ -91,6 +95,8 @@ def _int8(name: str, value: Half) -> dict[str, Array]:
 def _int4(name: str, value: Half) -> dict[str, Array]:
     from coremltools.converters.mil.mil import types
 
+    if name in VOCABULARY:
+        return _int8(name, value)
     rows, columns = value.shape
     if columns % BLOCK:
         raise ExportError(
@@ -110,21 +116,19 @@ def _fitted(blocks: Array) -> tuple[Array, Array]:
     """Codes and fp16 scales of blocks, whichever of several scales leaves the smallest error.
 
     Each scale puts the value of largest magnitude at one of :data:`PEAKS` (a scale may be negative: there is a code
-    more on that side), and is then fitted to the codes by least squares. Errors are weighted by the magnitude of
-    what they are errors of.
+    more on that side), and is then fitted to the codes by least squares.
     """
     peak = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[:, None], -1)
-    weight = np.abs(blocks)
     best_error = np.full(peak.shape, np.inf, np.float32)
     best_codes, best_scale = np.zeros_like(blocks, np.int8), np.ones(peak.shape, np.float16)
     for at in PEAKS:
         scale = _usable(peak / np.float32(at))
         codes = np.clip(np.rint(blocks / scale), -8, 7)
-        squares = (weight * codes * codes).sum(-1, keepdims=True)
-        fitted = (weight * blocks * codes).sum(-1, keepdims=True) / np.where(squares == 0, 1, squares)
+        squares = (codes * codes).sum(-1, keepdims=True)
+        fitted = (blocks * codes).sum(-1, keepdims=True) / np.where(squares == 0, 1, squares)
         scale = _usable(np.where(fitted == 0, scale, fitted))
         codes = np.clip(np.rint(blocks / scale), -8, 7)
-        error = (weight * (codes * scale - blocks) ** 2).sum(-1, keepdims=True)
+        error = ((codes * scale - blocks) ** 2).sum(-1, keepdims=True)
         better = error < best_error
         best_error = np.where(better, error, best_error)
         best_codes = np.where(better, codes, best_codes).astype(np.int8)
