@@ -1,6 +1,6 @@
 """Decompression of every form of compressed weights, as a share of the speed of a copy.
 
-    python bench/decompress.py [MEGABYTES]
+    python bench/decompress.py [MEGABYTES [PART_OF_A_NAME]]
 
 Each form is one package with a weight of so many megabytes of fp16 (64 by default), decompressed by
 ``crates/exec/examples/decompress.rs`` on all cores and compared with a copy of as many bytes to fresh memory.
@@ -138,7 +138,8 @@ def main() -> None:
     rows = megabytes * 1_000_000 // (2 * COLUMNS) // 16 * 16
     cargo = ["cargo", "run", "--quiet", "--release", "-p", "kvbaton-exec", "--example", "decompress", "--"]
     print(f"{'form':52} {'GB/s written':>12}  share of a copy")
-    for name, target, make in forms(rows):
+    wanted = sys.argv[2] if len(sys.argv) > 2 else ""
+    for name, target, make in (form for form in forms(rows) if wanted in form[0]):
         with tempfile.TemporaryDirectory() as folder:
             path = package(Path(folder), target, make)
             done = subprocess.run([*cargo, path], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -5,6 +5,25 @@ use super::recipe::Stored;
 /// Bits between two counts of those set before.
 const STRIDE: usize = 4096;
 
+/// For each byte of a mask, which of the next stored values each of its eight elements takes; 8 where none is stored.
+/// Bits of a mask are as good as random: looking up costs less than guessing.
+const SPREAD: [[u8; 8]; 256] = {
+    let mut table = [[8; 8]; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let (mut i, mut next) = (0, 0);
+        while i < 8 {
+            if bits >> i & 1 != 0 {
+                table[bits][i] = next;
+                next += 1;
+            }
+            i += 1;
+        }
+        bits += 1;
+    }
+    table
+};
+
 /// One bit an element, the lowest first.
 #[derive(Clone, Debug)]
 pub(crate) struct Mask {
@@ -77,16 +96,14 @@ impl Mask {
     pub(crate) fn spread<T: Copy>(&self, start: usize, stored: &[T], zero: T, out: &mut [T]) {
         let mut left = stored;
         self.groups(start, out, |bits, group| {
-            let (now, later) = left.split_at((bits.count_ones() as usize).min(left.len()));
-            left = later;
-            // Bits of a mask are as good as random: picking costs less than guessing.
-            let mut padded = [zero; 8];
-            padded[..now.len()].copy_from_slice(now);
-            let mut next = 0;
-            for (i, x) in group.iter_mut().enumerate() {
-                let set = bits >> i & 1 != 0;
-                *x = if set { padded[next & 7] } else { zero };
-                next += usize::from(set);
+            let mut next = [zero; 16];
+            match left.first_chunk::<8>() {
+                Some(eight) => next[..8].copy_from_slice(eight),
+                None => next[..left.len()].copy_from_slice(left),
+            }
+            left = left.get(bits.count_ones() as usize..).unwrap_or_default();
+            for (x, from) in group.iter_mut().zip(&SPREAD[usize::from(bits)]) {
+                *x = next[usize::from(from & 15)];
             }
         });
     }

@@ -58,9 +58,14 @@ impl Numbers {
         let bytes = self.bytes.get();
         match self.dtype {
             DataType::Float16 => {
-                let (halves, _) = bytes[start * 2..].as_chunks::<2>();
-                for (x, b) in out.iter_mut().zip(halves) {
-                    *x = f16::from_le_bytes(*b).to_f32();
+                let mut halves = [f16::ZERO; PIECE];
+                let (bytes, _) = bytes[start * 2..].as_chunks::<2>();
+                for (bytes, out) in bytes.chunks(PIECE).zip(out.chunks_mut(PIECE)) {
+                    let halves = &mut halves[..out.len()];
+                    for (h, b) in halves.iter_mut().zip(bytes) {
+                        *h = f16::from_le_bytes(*b);
+                    }
+                    rows::widen(isa, halves, out);
                 }
             }
             DataType::Float32 => {
