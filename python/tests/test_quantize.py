@@ -34,23 +34,34 @@ def copied(folder: Path, out: Path, change: Any) -> Path:
     return out
 
 
-def definition(scheme: str, weight: np.ndarray) -> np.ndarray:
-    """What a scheme leaves of a matrix, from its description."""
-    w = weight.astype(np.float16).astype(np.float32)
-    rows, columns = w.shape
+def parts_of(scheme: Any, weight: np.ndarray, name: str = "weight") -> dict[str, np.ndarray]:
+    return Quantizer(scheme).quantized(name, lambda: weight.astype(np.float16))
+
+
+def dense(scheme: str, weight: np.ndarray, name: str = "weight") -> np.ndarray:
+    """What a scheme leaves of a matrix: what MIL says of the parts, in numpy."""
+    parts = parts_of(scheme, weight, name)
     if scheme == "lut6":
-        out = np.empty_like(w)
-        for first in range(0, rows, 16):
-            part = w[first : first + 16]
-            step = (part.max() - part.min()) / np.float32(63)
-            levels = (part.min() + np.arange(64, dtype=np.float32) * step).astype(np.float16)
-            out[first : first + 16] = levels[np.rint((part - part.min()) / step).astype(int)]
-        return out.astype(weight.dtype)
-    peak, low, high, block = (127, -127, 127, columns) if scheme == "int8" else (7.5, -8, 7, 32)
-    blocks = w.reshape(rows, columns // block, block)
-    scale = (np.abs(blocks).max(-1, keepdims=True) / peak).astype(np.float16).astype(np.float32)
-    codes = np.clip(np.rint(blocks / np.where(scale == 0, 1, scale)), low, high)
-    return (codes * scale).astype(np.float16).reshape(w.shape).astype(weight.dtype)
+        lut, indices = parts["lut"][:, 0, :, 0], parts["indices"].astype(int)
+        rows = len(weight) // len(lut)
+        made = np.concatenate([lut[i][indices[i * rows : (i + 1) * rows]] for i in range(len(lut))])
+    else:
+        data, scale = parts["data"].astype(np.float32), parts["scale"].astype(np.float32)
+        made = data * np.repeat(scale, weight.shape[1] // scale.shape[1], axis=1)
+    return made.astype(np.float16).astype(weight.dtype)
+
+
+def evenly(scheme: str, weight: np.ndarray) -> np.ndarray:
+    """The same with codes spread evenly over each block, nothing searched."""
+    w = weight.astype(np.float32)
+    if scheme == "lut6":
+        groups = w.reshape(len(w) // 16, -1)
+        low = groups.min(1, keepdims=True)
+        step = (groups.max(1, keepdims=True) - low) / 63
+        return (low + np.rint((groups - low) / step) * step).reshape(w.shape)
+    blocks = w.reshape(len(w), -1, 32)
+    scale = np.abs(blocks).max(-1, keepdims=True) / 7
+    return (np.rint(blocks / scale) * scale).reshape(w.shape)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -59,7 +70,7 @@ def test_a_quantised_package_computes_with_the_weights_of_its_scheme(
 ) -> None:
     folder = tiny_model("llama_tied")
     export(folder, tmp_path / "q.mlpackage", buckets=(8, 16), quantize=scheme)
-    rounded = copied(folder, tmp_path / "rounded", lambda _, w: definition(scheme, w))
+    rounded = copied(folder, tmp_path / "rounded", lambda name, w: dense(scheme, w, name))
     export(rounded, tmp_path / "plain.mlpackage", buckets=(8, 16))
     plain = kvbaton.Prefill(tmp_path / "plain.mlpackage")(PROMPT)
     for weights in ("resident", "streamed"):
@@ -68,6 +79,41 @@ def test_a_quantised_package_computes_with_the_weights_of_its_scheme(
         for a, b in zip(done.cache.layers, plain.cache.layers, strict=True):
             assert np.array_equal(a.arrays["key"], b.arrays["key"])
             assert np.array_equal(a.arrays["value"], b.arrays["value"])
+
+
+def noise(rows: int, columns: int) -> np.ndarray:
+    """Weights as models have them: most are small, a few are not."""
+    return np.random.default_rng(5).standard_t(4, (rows, columns)).astype(np.float16)
+
+
+@pytest.mark.parametrize(("scheme", "share"), [("int4-block32", 0.8), ("lut6", 0.5)])
+def test_a_search_leaves_less_error_than_even_codes(scheme: str, share: float) -> None:
+    weight = noise(64, 256).astype(np.float32)
+    searched, even = (
+        ((made - weight) ** 2).sum() for made in (dense(scheme, weight), evenly(scheme, weight))
+    )
+    assert searched < share * even, (searched, even)
+
+
+def test_blocks_that_a_scale_holds_exactly_are_kept() -> None:
+    """Codes -8 to 7 and the scale of a power of two, either sign up."""
+    codes = np.array([*range(-8, 8), *range(-8, 8)])
+    weight = np.stack([codes * 0.25, codes * -0.5, codes * 0.0, np.minimum(codes, 3) * 2.0]).astype(
+        np.float16
+    )
+    assert np.array_equal(dense("int4-block32", weight), weight)
+
+
+def test_each_entry_of_a_palette_is_the_mean_of_its_values() -> None:
+    weight = noise(16, 512)
+    parts = parts_of("lut6", weight)
+    lut, indices = parts["lut"].reshape(-1).astype(np.float32), parts["indices"].astype(int)
+    assert (np.diff(lut) >= 0).all()
+    values = weight.astype(np.float32)
+    nearest = np.abs(values[..., None] - lut).min(-1)
+    assert np.allclose(np.abs(values - lut[indices]), nearest, atol=1e-6)
+    means = np.array([values[indices == entry].mean() for entry in np.unique(indices)])
+    assert np.abs(means - lut[np.unique(indices)]).max() < 0.02 * np.abs(values).max()
 
 
 def test_only_projections_and_embeddings_are_quantised(
@@ -88,6 +134,14 @@ def test_only_projections_and_embeddings_are_quantised(
     dtypes = {of["dtype"]: of for of in package["weights"]["by_dtype"]}
     assert dtypes["int8"]["count"] == 7 * layers + 1  # both functions share them
     assert "kvbaton.quantize" in package["user_metadata"]
+    assert not kvbaton_cli(
+        "export", folder, tmp_path / "int4.mlpackage", "--buckets", "8", "--quantize", "int4-block32"
+    ).code
+    dtypes = {
+        of["dtype"]: of
+        for of in kvbaton_cli("inspect", tmp_path / "int4.mlpackage", "--json").json()["weights"]["by_dtype"]
+    }
+    assert (dtypes["int4"]["count"], dtypes["int8"]["count"]) == (7 * layers, 1)
 
 
 def test_rows_of_zeros_stay_zeros(tiny_model: TinyModel, tmp_path: Path) -> None:

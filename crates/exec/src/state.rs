@@ -7,7 +7,8 @@ use kvbaton_mil::program::{DataType, Dim, TensorType};
 
 use crate::array::Array;
 use crate::error::ExecError;
-use crate::executable::{Feature, decode, encode};
+use crate::exchange::{decode, encode};
+use crate::executable::Feature;
 use crate::tensor::{Context, Data, Tensor};
 
 /// The states of a function, each a packed array of the program's type; made by

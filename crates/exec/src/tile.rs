@@ -3,11 +3,19 @@
 //! Elementwise arithmetic, softmax and norms over the last dimension, slices and joins of the last dimension are
 //! all of this kind. A chain of them runs over a few rows at a time, in buffers that stay in the first-level cache,
 //! and every step is the very kernel that runs when the operation stands alone: fusing changes no bit.
+//!
+//! `read` has the operands, `step` what a step computes.
 
-use kvbaton_kernels::rows::{self, Binary, Reduction, Source, Unary};
+mod read;
+mod step;
+
+use kvbaton_kernels::rows::{Binary, Reduction, Unary};
 use rayon::prelude::*;
 
-use crate::tensor::{Context, RowOffsets, Tensor, count};
+use crate::tensor::{Context, Tensor, count};
+
+use read::Input;
+pub(crate) use read::{Reader, Values};
 
 /// Where a step's operand comes from.
 #[derive(Clone, Debug)]
@@ -70,112 +78,6 @@ pub(crate) struct RowProgram {
     pub(crate) lines: Vec<Line>,
     /// Registers whose values are the program's results.
     pub(crate) results: Vec<usize>,
-}
-
-/// An external operand, ready to be read by rows.
-pub(crate) struct Reader<'a> {
-    source: Source<'a>,
-    rows: RowOffsets,
-    /// Values in a row.
-    len: usize,
-    /// Whether one stored value serves the whole row.
-    single: bool,
-    /// Elements from a value of a row to the next.
-    stride: usize,
-}
-
-impl<'a> Reader<'a> {
-    pub(crate) fn new(tensor: &'a Tensor, lead: &[usize], len: usize) -> Result<Reader<'a>, String> {
-        let mut shape = lead.to_vec();
-        shape.push(len);
-        let view = tensor.broadcast(&shape)?;
-        let stride = view.strides.last().copied().unwrap_or(1);
-        let single = len == 1 || stride == 0;
-        let rows = RowOffsets::new(lead, &view.strides[..lead.len()], view.offset);
-        Ok(Reader { source: tensor.source()?, rows, len, single, stride })
-    }
-
-    /// Whether a row's values lie side by side.
-    pub(crate) fn is_adjacent(&self) -> bool {
-        self.single || self.stride == 1
-    }
-
-    /// Rows `first..first + rows` of `len` values as one source, if they are stored so.
-    fn block(&self, first: usize, rows: usize, len: usize) -> Option<Source<'a>> {
-        if self.single && (self.rows.stride() == Some(0) || rows == 1) {
-            return Some(self.value(first));
-        }
-        if self.single && len > 1 {
-            return None;
-        }
-        let at = self.rows.get(first);
-        let packed = match self.rows.stride() {
-            Some(stride) => stride == len,
-            None => {
-                rows > 0 && self.rows.get(first + rows - 1) == at + (rows - 1) * len && {
-                    (1..rows).all(|r| self.rows.get(first + r) == at + r * len)
-                }
-            }
-        };
-        (packed || rows == 1).then(|| self.slice(at, rows * len))
-    }
-
-    /// Row `row`: `len` values, or one for all.
-    pub(crate) fn row(&self, row: usize, len: usize) -> Source<'a> {
-        if self.single { self.value(row) } else { self.slice(self.rows.get(row), len) }
-    }
-
-    fn value(&self, row: usize) -> Source<'a> {
-        let at = self.rows.get(row);
-        match self.source {
-            Source::Singles(v) => Source::Scalar(v[at]),
-            Source::Halves(v) => Source::Scalar(v[at].to_f32()),
-            other => other,
-        }
-    }
-
-    fn slice(&self, at: usize, len: usize) -> Source<'a> {
-        match self.source {
-            Source::Singles(v) => Source::Singles(&v[at..at + len]),
-            Source::Halves(v) => Source::Halves(&v[at..at + len]),
-            other => other,
-        }
-    }
-}
-
-/// Values of a block of rows in one register.
-#[derive(Debug, Default)]
-pub(crate) enum Values<'a> {
-    #[default]
-    None,
-    Own(Vec<f32>),
-    Borrowed(&'a mut [f32]),
-}
-
-impl Values<'_> {
-    pub(crate) fn slice(&self, len: usize) -> &[f32] {
-        match self {
-            Values::None => &[],
-            Values::Own(v) => &v[..len],
-            Values::Borrowed(v) => &v[..len],
-        }
-    }
-
-    fn slice_mut(&mut self, len: usize) -> &mut [f32] {
-        if matches!(self, Values::None) {
-            *self = Values::Own(Vec::new());
-        }
-        match self {
-            Values::None => &mut [],
-            Values::Own(v) => {
-                if v.len() < len {
-                    v.resize(len, 0.0);
-                }
-                &mut v[..len]
-            }
-            Values::Borrowed(v) => &mut v[..len],
-        }
-    }
 }
 
 /// Values of all registers together that a block of rows may take: half of a small first-level cache.
@@ -365,151 +267,6 @@ impl RowProgram {
             line.step.run(cx, &inputs, first, rows, len, out);
             drop(inputs);
             values[line.result] = result;
-        }
-    }
-}
-
-/// An operand of a step over a block of rows.
-enum Input<'a> {
-    /// The register that takes the result.
-    Result,
-    Rows {
-        values: &'a [f32],
-        len: usize,
-    },
-    External(&'a Reader<'a>),
-}
-
-impl<'a> Input<'a> {
-    /// The whole block as one source for a result of `len` values a row, if it is one.
-    fn block(&self, first: usize, rows: usize, len: usize) -> Option<Source<'a>> {
-        match self {
-            Input::Result => Some(Source::Destination),
-            Input::Rows { values, len: have } => (*have == len).then_some(Source::Singles(values)),
-            Input::External(reader) => reader.block(first, rows, len),
-        }
-    }
-
-    /// Row `row` of the block, for a result of `len` values.
-    fn row(&self, first: usize, row: usize, len: usize) -> Source<'a> {
-        match self {
-            Input::Result => Source::Destination,
-            Input::Rows { values, len: 1 } if len != 1 => Source::Scalar(values[row]),
-            Input::Rows { values, len: have } => Source::Singles(&values[row * have..][..*have]),
-            Input::External(reader) => reader.row(first + row, len),
-        }
-    }
-
-    /// Values in a row.
-    fn len(&self, result: usize) -> usize {
-        match self {
-            Input::Result => result,
-            Input::Rows { len, .. } => *len,
-            Input::External(reader) => reader.len,
-        }
-    }
-
-    /// Values `at..at + out.len()` of a row.
-    fn copy(&self, cx: &Context, first: usize, row: usize, at: usize, out: &mut [f32]) {
-        match self.row(first, row, at + out.len()) {
-            Source::Singles(v) => out.copy_from_slice(&v[at..at + out.len()]),
-            Source::Halves(v) => rows::widen(cx.isa, &v[at..at + out.len()], out),
-            Source::Scalar(x) => out.fill(x),
-            Source::Destination => {}
-        }
-    }
-}
-
-impl Step {
-    fn run(
-        &self,
-        cx: &Context,
-        inputs: &[Input<'_>],
-        first: usize,
-        rows: usize,
-        len: usize,
-        out: &mut [f32],
-    ) {
-        let isa = cx.isa;
-        if out.is_empty() {
-            return;
-        }
-        match self {
-            Step::Unary { f, half } => match inputs[0].block(first, rows, len) {
-                Some(x) => rows::unary(isa, f, x, out, *half),
-                None => {
-                    for (i, out) in out.chunks_exact_mut(len).enumerate() {
-                        rows::unary(isa, f, inputs[0].row(first, i, len), out, *half);
-                    }
-                }
-            },
-            Step::Binary { op, half } => {
-                match (inputs[0].block(first, rows, len), inputs[1].block(first, rows, len)) {
-                    (Some(x), Some(y)) => rows::binary(isa, *op, x, y, out, *half),
-                    _ => {
-                        for (i, out) in out.chunks_exact_mut(len).enumerate() {
-                            let (x, y) = (inputs[0].row(first, i, len), inputs[1].row(first, i, len));
-                            rows::binary(isa, *op, x, y, out, *half);
-                        }
-                    }
-                }
-            }
-            Step::Softmax { half } => {
-                for (i, out) in out.chunks_exact_mut(len).enumerate() {
-                    if !matches!(inputs[0], Input::Result) {
-                        inputs[0].copy(cx, first, i, 0, out);
-                    }
-                    rows::softmax(isa, out, *half);
-                }
-            }
-            Step::LayerNorm { epsilon, gamma, beta, half } => {
-                let mut row = Vec::new();
-                for (i, out) in out.chunks_exact_mut(len).enumerate() {
-                    let x = match inputs[0].row(first, i, len) {
-                        Source::Singles(x) => x,
-                        _ => {
-                            row.resize(len, 0.0);
-                            inputs[0].copy(cx, first, i, 0, &mut row);
-                            &row
-                        }
-                    };
-                    rows::layer_norm(isa, x, *epsilon, gamma.as_deref(), beta.as_deref(), out, *half);
-                }
-            }
-            Step::Reduce { what, half } => {
-                let n = inputs[0].len(len);
-                let isa = isa.with_half_sums(*half && isa.has_half_sums());
-                let mut row = Vec::new();
-                for (i, out) in out.iter_mut().enumerate() {
-                    let x = match inputs[0].row(first, i, n) {
-                        Source::Singles(x) => x,
-                        _ => {
-                            row.resize(n, 0.0);
-                            inputs[0].copy(cx, first, i, 0, &mut row);
-                            &row
-                        }
-                    };
-                    *out = rows::reduce(isa, *what, x);
-                }
-                if *half {
-                    rows::unary(isa, &Unary::Identity, Source::Destination, out, true);
-                }
-            }
-            Step::Slice { start } => {
-                for (i, out) in out.chunks_exact_mut(len).enumerate() {
-                    inputs[0].copy(cx, first, i, *start, out);
-                }
-            }
-            Step::Concat => {
-                for (i, out) in out.chunks_exact_mut(len).enumerate() {
-                    let mut at = 0;
-                    for input in inputs {
-                        let n = input.len(len);
-                        input.copy(cx, first, i, 0, &mut out[at..at + n]);
-                        at += n;
-                    }
-                }
-            }
         }
     }
 }

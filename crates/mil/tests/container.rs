@@ -132,6 +132,44 @@ fn a_root_model_that_is_no_item_is_refused() {
 }
 
 #[test]
+fn items_that_are_no_items_are_refused() {
+    for (items, problem) in [("[]", "invalid type: sequence"), (r#"{"A": {}}"#, "missing field `path`")] {
+        let text = format!(
+            r#"{{"fileFormatVersion": "1.0.0", "rootModelIdentifier": "A", "itemInfoEntries": {items}}}"#
+        );
+        let error = Manifest::parse(text.as_bytes()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("broken Manifest.json: {problem}")), "{error}");
+    }
+}
+
+#[test]
+fn a_manifest_of_megabytes_is_refused_before_it_is_read() {
+    let copy = Copy::new();
+    fs::File::create(copy.path("Manifest.json")).unwrap().set_len((1 << 20) + 1).unwrap();
+    assert_eq!(copy.refusal().to_string(), "broken Manifest.json: it has more than 1048576 bytes");
+}
+
+#[test]
+fn a_folder_in_a_files_place_is_refused_by_name() {
+    for file in [MODEL, WEIGHTS] {
+        let copy = Copy::new();
+        fs::remove_file(copy.path(file)).unwrap();
+        fs::create_dir(copy.path(file)).unwrap();
+        let (error, name) = (copy.refusal().to_string(), Path::new(file).file_name().unwrap());
+        assert!(error.contains(name.to_str().unwrap()), "{error}");
+    }
+}
+
+#[test]
+fn an_empty_weight_file_is_refused_with_the_constant_that_needs_it() {
+    let copy = Copy::new();
+    fs::write(copy.path(WEIGHTS), "").unwrap();
+    let error = copy.refusal().to_string();
+    assert!(error.starts_with("function `main`, op `const`, output `"), "{error}");
+    assert!(error.ends_with("the file has 0 bytes; a weight file has a header of 64"), "{error}");
+}
+
+#[test]
 fn a_missing_model_file_is_refused() {
     let copy = Copy::new();
     fs::remove_file(copy.path(MODEL)).unwrap();

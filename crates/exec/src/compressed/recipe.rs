@@ -58,9 +58,14 @@ impl Numbers {
         let bytes = self.bytes.get();
         match self.dtype {
             DataType::Float16 => {
-                let (halves, _) = bytes[start * 2..].as_chunks::<2>();
-                for (x, b) in out.iter_mut().zip(halves) {
-                    *x = f16::from_le_bytes(*b).to_f32();
+                let mut halves = [f16::ZERO; PIECE];
+                let (bytes, _) = bytes[start * 2..].as_chunks::<2>();
+                for (bytes, out) in bytes.chunks(PIECE).zip(out.chunks_mut(PIECE)) {
+                    let halves = &mut halves[..out.len()];
+                    for (h, b) in halves.iter_mut().zip(bytes) {
+                        *h = f16::from_le_bytes(*b);
+                    }
+                    rows::widen(isa, halves, out);
                 }
             }
             DataType::Float32 => {
@@ -140,12 +145,27 @@ impl Lookup {
         let mut values = [0.0; PIECE];
         for piece in (first..last).step_by(PIECE) {
             let values = &mut values[..PIECE.min(last - piece)];
-            for lane in 0..lanes {
-                self.lane(isa, lane, piece, values);
-                for (i, v) in values.iter().enumerate() {
-                    let to = ((piece + i) * lanes + lane).checked_sub(start);
-                    if let Some(x) = to.and_then(|to| out.get_mut(to)) {
-                        *x = *v;
+            let from = (piece * lanes).checked_sub(start);
+            let whole = from.and_then(|from| out.get_mut(from..from + values.len() * lanes));
+            match whole {
+                Some(vectors) => {
+                    for lane in 0..lanes {
+                        self.lane(isa, lane, piece, values);
+                        for (vector, v) in vectors.chunks_exact_mut(lanes).zip(&*values) {
+                            vector[lane] = *v;
+                        }
+                    }
+                }
+                // The first or the last vector is cut.
+                None => {
+                    for lane in 0..lanes {
+                        self.lane(isa, lane, piece, values);
+                        for (i, v) in values.iter().enumerate() {
+                            let to = ((piece + i) * lanes + lane).checked_sub(start);
+                            if let Some(x) = to.and_then(|to| out.get_mut(to)) {
+                                *x = *v;
+                            }
+                        }
                     }
                 }
             }
@@ -209,11 +229,7 @@ impl Recipe {
             }
             Recipe::Masked { mask, dense } => {
                 dense.floats(isa, start, out);
-                for (i, x) in out.iter_mut().enumerate() {
-                    if !mask.has(start + i) {
-                        *x = 0.0;
-                    }
-                }
+                mask.clear(start, 0.0, out);
             }
         }
     }

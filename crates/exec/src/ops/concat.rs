@@ -144,7 +144,7 @@ fn stacked(cx: &Context, operands: &[Tensor], shape: Vec<usize>) -> Result<Tenso
     for t in operands {
         let (part, later) = rest.split_at_mut(t.count());
         let packed = t.to_packed(cx)?;
-        crate::executable::narrow(cx.isa, packed.packed_singles().ok_or("not packed")?, part);
+        crate::exchange::narrow(cx.isa, packed.packed_singles().ok_or("not packed")?, part);
         rest = later;
     }
     Ok(Tensor::halves(shape, buffer))

@@ -374,7 +374,7 @@ fn sparse_lookup(form: &Form<'_>) -> Result<Vec<Built>, Reason> {
     // Vectors: every bit stands for as many elements.
     let axis = (0..shape.len()).find(|a| result[*a] != shape[*a]).unwrap_or(0);
     let times = result[axis] / shape[axis].max(1);
-    let wide = mask.repeated(count(&shape), shape[axis], count(&shape[axis + 1..]), times)?;
+    let wide = mask.repeated(count(&shape), count(&shape[axis + 1..]), times)?;
     Ok(sparse(wide, result, dense, dtype))
 }
 

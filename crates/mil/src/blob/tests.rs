@@ -96,6 +96,28 @@ fn an_unaligned_reference_is_refused() {
 }
 
 #[test]
+fn a_reference_near_the_end_of_the_address_space_is_refused() {
+    let mut parts = Parts::of("plain");
+    let Some(ValueKind::BlobFile(blob)) = &mut parts.val("embedding_x_0").kind else { panic!() };
+    blob.offset = u64::MAX - 63;
+    let error = parts.refusal();
+    assert!(
+        error.contains("op `const`, output `embedding_x_0`: weight blob at byte 18446744073709551552"),
+        "{error}"
+    );
+    assert!(error.contains("metadata needs bytes 18446744073709551552..18446744073709551616"), "{error}");
+}
+
+#[test]
+fn a_reference_to_the_header_is_refused() {
+    let mut parts = Parts::of("plain");
+    let Some(ValueKind::BlobFile(blob)) = &mut parts.val("embedding_x_0").kind else { panic!() };
+    blob.offset = 0;
+    let error = parts.refusal();
+    assert!(error.contains("weight blob at byte 0 of") && error.contains("no blob starts there"), "{error}");
+}
+
+#[test]
 fn a_shape_that_needs_more_than_the_blob_is_refused() {
     let mut parts = Parts::of("plain");
     crate::testing::tensor(&mut parts.val("embedding_x_0").r#type).dimensions[0] = fixed(49);

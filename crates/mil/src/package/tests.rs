@@ -29,6 +29,37 @@ fn a_model_larger_than_any_program_is_refused_before_it_is_decoded() {
 }
 
 #[test]
+fn broken_wire_format_is_refused_with_the_files_name() {
+    let broken: [(&str, &[u8]); 5] = [
+        (
+            "a varint of eleven bytes",
+            &[0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
+        ),
+        ("a length beyond the end", &[0x12, 0x7f, 0x00]),
+        (
+            "a length near the end of the address space",
+            &[0x12, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
+        ),
+        ("another wire type than the field has", &[0x0a, 0x01, 0x00]),
+        ("a group that nothing ends", &[0xb3, 0x01]),
+    ];
+    for (what, model) in broken {
+        let error = Package::from_memory(model, BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.starts_with("`model.mlmodel` is not a Core ML model: "), "{what}: {error}");
+    }
+}
+
+#[test]
+fn text_that_is_no_utf8_is_refused() {
+    let mut model = Parts::of("plain").model.encode_to_vec();
+    let name = b"embedding_x_0";
+    let at = model.windows(name.len()).position(|w| w == name).unwrap();
+    model[at] = 0xff;
+    let error = Package::from_memory(&model, BTreeMap::new()).unwrap_err().to_string();
+    assert!(error.contains("UTF-8"), "{error}");
+}
+
+#[test]
 fn a_neural_network_is_refused() {
     // Field 500, `neuralNetwork`, empty.
     let model = [0x08, 0x04, 0xa2, 0x1f, 0x00];
