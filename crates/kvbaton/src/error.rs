@@ -239,7 +239,8 @@ impl From<RuntimeError> for Error {
             RuntimeError::Custody(_) => ErrorKind::Lease,
             RuntimeError::Failed { .. }
             | RuntimeError::MissingOutput { .. }
-            | RuntimeError::NotLoaded { .. } => ErrorKind::Program,
+            | RuntimeError::NotLoaded { .. }
+            | RuntimeError::StateLost => ErrorKind::Program,
             RuntimeError::TooOld { .. } => ErrorKind::Unavailable,
             RuntimeError::Compiled { .. } => ErrorKind::Package,
             RuntimeError::File { .. } => ErrorKind::Io,
@@ -249,6 +250,7 @@ impl From<RuntimeError> for Error {
             RuntimeError::TimedOut { .. } => {
                 Some("allow more with --engine-timeout, or take other --compute-units")
             }
+            RuntimeError::StateLost => Some("hand the cache over again, or start from nothing"),
             RuntimeError::Stuck { .. } => Some("start the program again, with other --compute-units"),
             _ => None,
         };

@@ -6,9 +6,8 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::ops::DerefMut;
 use std::sync::{Arc, Mutex, MutexGuard};
-
-use crate::Buffer;
 
 /// A buffer that one writer or many readers may use at a time.
 #[derive(Clone)]
@@ -16,7 +15,7 @@ pub struct Leased(Arc<Slot>);
 
 struct Slot {
     state: Mutex<State>,
-    buffer: UnsafeCell<Buffer>,
+    buffer: UnsafeCell<Box<dyn DerefMut<Target = [u8]> + Send + Sync>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +44,9 @@ pub enum LeaseError {
 }
 
 impl Leased {
-    /// Puts a buffer under leases.
-    pub fn new(buffer: Buffer) -> Leased {
-        Leased(Arc::new(Slot { state: Mutex::new(State::Free), buffer: UnsafeCell::new(buffer) }))
+    /// Puts memory under leases.
+    pub fn new(memory: impl DerefMut<Target = [u8]> + Send + Sync + 'static) -> Leased {
+        Leased(Arc::new(Slot { state: Mutex::new(State::Free), buffer: UnsafeCell::new(Box::new(memory)) }))
     }
 
     /// The right to write, alone.
@@ -145,6 +144,7 @@ impl Drop for ReadLease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Buffer;
 
     #[test]
     fn readers_keep_the_writer_out_until_the_last_one_leaves() {
