@@ -43,8 +43,8 @@ skip=0
 for argument in "\$@"; do
     if [ "\$skip" = 1 ]; then skip=0; continue; fi
     case "\$argument" in
-    -arch | -isysroot | --target) skip=1 ;;
-    -mmacosx-version-min=* | --target=* | -Wl,-exported_symbols_list | -Wl,-exported_symbols_list,* | *.exp) ;;
+    -arch | -isysroot | --target | -Wl,-exported_symbols_list) skip=1 ;;
+    -mmacosx-version-min=* | --target=* | -Wl,-exported_symbols_list,*) ;;
     *) arguments+=("\$argument") ;;
     esac
 done
@@ -52,6 +52,7 @@ exec "$tools/zig/ziglang/zig" cc -target aarch64-macos.13.0 -F"$tools/sdk" -L"$t
     -undefined dynamic_lookup "\${arguments[@]}"
 END
 chmod +x "$tools/cc"
+export SDKROOT=$tools/sdk  # so that rustc does not look for Xcode
 export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$tools/cc
 
 scripts/check-macos.sh build --release --package kvbaton-python --features pyo3/extension-module

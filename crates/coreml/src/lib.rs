@@ -16,7 +16,7 @@ mod storage;
 
 use std::path::{Path, PathBuf};
 
-use kvbaton_memory::{Bytes, ForeignMut};
+use kvbaton_memory::{Bytes, WritableBytes};
 use kvbaton_runtime::{
     ArrayInfo, Call, Element, LoadConfig, Memory, Operation, Runtime, RuntimeError, SurfaceLimits, System,
 };
@@ -92,7 +92,7 @@ impl Runtime for CoreMl {
         &mut self,
         element: Element,
         shape: &[usize],
-        memory: ForeignMut,
+        memory: WritableBytes,
     ) -> Result<Array, RuntimeError> {
         autoreleasepool(|_| storage::foreign(element, shape, memory))
     }

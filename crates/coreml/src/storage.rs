@@ -2,12 +2,11 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::ops::DerefMut;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use block2::RcBlock;
-use kvbaton_memory::{Buffer, Bytes, Foreign, ForeignMut};
+use kvbaton_memory::{Buffer, Bytes, Foreign, WritableBytes};
 use kvbaton_runtime::{ArrayInfo, Call, Element, RuntimeError, SurfaceLimits};
 use objc2::AnyThread;
 use objc2_core_foundation::{CFDictionary, CFRetained, CFString, CFType};
@@ -65,7 +64,7 @@ pub(crate) fn surface(shape: &[usize]) -> Result<Array, RuntimeError> {
 }
 
 /// Memory that a multi-array writes and kvbaton reads, in turns.
-pub(crate) struct HeapBlock(UnsafeCell<Box<dyn DerefMut<Target = [u8]> + Send + Sync>>);
+pub(crate) struct HeapBlock(UnsafeCell<WritableBytes>);
 
 // SAFETY: custody lets Core ML write, or readers read, never both; the block itself gives no access.
 unsafe impl Sync for HeapBlock {}
@@ -84,19 +83,20 @@ pub(crate) fn heap(element: Element, shape: &[usize]) -> Result<Array, RuntimeEr
 }
 
 /// A packed array on memory of somebody else.
-pub(crate) fn foreign(element: Element, shape: &[usize], memory: ForeignMut) -> Result<Array, RuntimeError> {
+pub(crate) fn foreign(
+    element: Element,
+    shape: &[usize],
+    memory: WritableBytes,
+) -> Result<Array, RuntimeError> {
     let info = ArrayInfo::packed(element, shape);
     if info.len_bytes > memory.len() {
         let message = format!("{} bytes are needed, there are {}", info.len_bytes, memory.len());
         return Err(RuntimeError::failed(Call::Backing, message));
     }
-    on_memory(&info, Box::new(memory))
+    on_memory(&info, memory)
 }
 
-fn on_memory(
-    info: &ArrayInfo,
-    memory: Box<dyn DerefMut<Target = [u8]> + Send + Sync>,
-) -> Result<Array, RuntimeError> {
+fn on_memory(info: &ArrayInfo, memory: WritableBytes) -> Result<Array, RuntimeError> {
     let block = Arc::new(HeapBlock(UnsafeCell::new(memory)));
     let (element, shape) = (info.element, &info.shape);
     let strides: Vec<usize> = info.strides_bytes.iter().map(|s| s / element.size_bytes()).collect();

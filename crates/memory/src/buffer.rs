@@ -141,7 +141,7 @@ pub struct ForeignMut {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the owner is `Send + Sync` and the contract of `ForeignMut::new` gives this value the only access.
+// SAFETY: the owner is `Send + Sync` and the contract of `ForeignMut::new` keeps others away during an access.
 unsafe impl Send for ForeignMut {}
 // SAFETY: `&ForeignMut` gives `&[u8]` only.
 unsafe impl Sync for ForeignMut {}
@@ -152,7 +152,7 @@ impl ForeignMut {
     /// # Safety
     ///
     /// `start` must be readable and writable for `len_bytes` initialised bytes until `owner` is dropped, and nobody else
-    /// may read or write there while this value lives.
+    /// may read or write there while somebody does through this value.
     pub unsafe fn new(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> ForeignMut {
         ForeignMut { start, len_bytes, _owner: owner }
     }
@@ -179,6 +179,9 @@ impl fmt::Debug for ForeignMut {
         f.debug_struct("ForeignMut").field("len_bytes", &self.len_bytes).finish_non_exhaustive()
     }
 }
+
+/// Memory of any owner that may be written.
+pub type WritableBytes = Box<dyn std::ops::DerefMut<Target = [u8]> + Send + Sync>;
 
 /// A shared, read-only handle on bytes of any owner. Cloning copies the handle, never the bytes.
 #[derive(Clone)]

@@ -10,7 +10,7 @@ mod lease;
 mod mapped;
 mod pages;
 
-pub use buffer::{Buffer, Bytes, Foreign, ForeignMut, PAGE_BYTES};
+pub use buffer::{Buffer, Bytes, Foreign, ForeignMut, PAGE_BYTES, WritableBytes};
 pub use custody::{Book, Custody, IllegalMove, Loan, Move, Phase, Turn};
 pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};

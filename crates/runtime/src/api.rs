@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kvbaton_layout::DType;
-use kvbaton_memory::{Bytes, ForeignMut};
+use kvbaton_memory::{Bytes, WritableBytes};
 use serde::{Deserialize, Serialize};
 
 use crate::{RuntimeError, SurfaceLimits, Units};
@@ -358,7 +358,7 @@ pub trait Runtime: 'static {
         &mut self,
         element: Element,
         shape: &[usize],
-        memory: ForeignMut,
+        memory: WritableBytes,
     ) -> Result<Self::Array, RuntimeError>;
 
     /// Runs a function. The outputs may be the backings, or may not. A state that is given belongs to this one

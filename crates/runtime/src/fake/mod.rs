@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvbaton_layout::CacheSpec;
-use kvbaton_memory::{Buffer, Bytes, ForeignMut, Leased, ReadLease};
+use kvbaton_memory::{Buffer, Bytes, Leased, ReadLease, WritableBytes};
 
 use crate::{
     ArrayInfo, Call, CompiledFeature, CompiledFunction, Element, LoadConfig, Memory, Operation, Runtime,
@@ -232,7 +232,7 @@ impl FakeRuntime {
     }
 
     fn allocate(&self, info: ArrayInfo) -> FakeArray {
-        let memory = Leased::new(Buffer::zeroed(info.len_bytes));
+        let memory = Leased::new(Box::new(Buffer::zeroed(info.len_bytes)));
         self.array(info, memory)
     }
 
@@ -289,17 +289,22 @@ impl FakeRuntime {
             .flat_map(|s| &s.tensors)
             .map(|(name, info, buffer)| (name.clone(), packed(info), info.gather(buffer)))
             .collect();
-        let results = model
-            .0
-            .run(&values, &mut tensors, &wanted)
-            .map_err(|message| RuntimeError::failed(Call::Predict, message))?;
-        for ((_, array), bytes) in outputs.iter().zip(results) {
-            let mut memory = array.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?;
-            if array.0.info.packed_bytes() < memory.len() {
+        let mut memories = Vec::new();
+        for (_, array) in &outputs {
+            memories.push(array.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?);
+        }
+        let mut leave = |index: usize, bytes: &[u8]| {
+            let (info, memory) = (&outputs[index].1.0.info, &mut memories[index]);
+            if info.packed_bytes() < memory.len() && info.strides_bytes != packed(info).strides_bytes {
                 memory.fill(NAN_BYTE);
             }
-            array.0.info.scatter(&bytes, &mut memory);
-        }
+            info.scatter(bytes, memory);
+        };
+        model
+            .0
+            .run(&values, &mut tensors, &wanted, &mut leave)
+            .map_err(|message| RuntimeError::failed(Call::Predict, message))?;
+        drop(memories);
         for (tensor, (_, _, bytes)) in state.into_iter().flat_map(|s| &mut s.tensors).zip(tensors) {
             tensor.1.scatter(&bytes, &mut tensor.2);
         }
@@ -379,7 +384,7 @@ impl Runtime for FakeRuntime {
         &mut self,
         element: Element,
         shape: &[usize],
-        memory: ForeignMut,
+        memory: WritableBytes,
     ) -> Result<FakeArray, RuntimeError> {
         self.enter(Call::Backing)?;
         let info = ArrayInfo::packed(element, shape);

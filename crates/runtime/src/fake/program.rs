@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 use kvbaton_layout::Part;
 
-use crate::{ArrayInfo, Element};
+use crate::ArrayInfo;
 
 /// A named tensor: its packed description and its bytes.
 pub type Values = (String, ArrayInfo, Vec<u8>);
@@ -16,7 +16,8 @@ pub trait Program {
     /// Names and descriptions of its states.
     fn states(&self) -> Vec<(String, ArrayInfo)>;
 
-    /// Runs it over packed inputs, and changes states on the way: packed bytes of the outputs `wanted`, in that order.
+    /// Runs it over packed inputs, and changes states on the way. `leave` is given the packed bytes of each of the outputs
+    /// `wanted`, with its index.
     ///
     /// # Errors
     ///
@@ -26,7 +27,8 @@ pub trait Program {
         inputs: &[Values],
         states: &mut [Values],
         wanted: &[(String, ArrayInfo)],
-    ) -> Result<Vec<Vec<u8>>, String>;
+        leave: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), String>;
 }
 
 /// Loads the function of a package that was asked for by name, or its only one.
@@ -52,27 +54,25 @@ pub fn element(part: Part, layer: usize, head: usize, row: usize, lane: usize, t
 
 /// A program that computes nothing.
 ///
-/// With tokens it is a prefill: its outputs `key_cache…` and `value_cache…` hold [`element`]s, rows of no token are NaN,
-/// and other outputs are zero. A suffix `_3` says that the tensor starts with layer 3; an input `position` that its first
-/// row is that far into the prompt. Without tokens, `out_n` is twice `in_n`; with a state `total`, `in_n` is added to it
-/// and the sum returned.
+/// It is a prefill: its outputs `key_cache…` and `value_cache…` hold [`element`]s, rows of no token are NaN, and other
+/// outputs are zero. A suffix `_3` says that the tensor starts with layer 3; an input `position` that its first row is
+/// that far into the prompt.
 pub(super) struct Elements;
 
 impl Program for Elements {
     fn states(&self) -> Vec<(String, ArrayInfo)> {
-        vec![("total".to_owned(), ArrayInfo::packed(Element::Float16, &[4, 64]))]
+        Vec::new()
     }
 
     fn run(
         &mut self,
         inputs: &[Values],
-        states: &mut [Values],
+        _states: &mut [Values],
         wanted: &[(String, ArrayInfo)],
-    ) -> Result<Vec<Vec<u8>>, String> {
+        leave: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), String> {
         let find = |name: &str| inputs.iter().find(|(n, ..)| n == name);
-        let Some(ids) = find("input_ids") else {
-            return wanted.iter().map(|(name, _)| arithmetic(name, inputs, states)).collect();
-        };
+        let ids = find("input_ids").ok_or("no input `input_ids`")?;
         let words = |(_, _, bytes): &Values| -> Vec<u32> {
             bytes.as_chunks::<4>().0.iter().map(|w| u32::from_le_bytes(*w)).collect()
         };
@@ -86,14 +86,17 @@ impl Program for Elements {
             _ if name.starts_with("value_cache") => Some(Part::Value),
             _ => None,
         };
-        let outputs = wanted.iter().map(|(name, info)| match part(name) {
-            Some(part) => {
-                let layer = name.rsplit_once('_').and_then(|(_, layer)| layer.parse().ok()).unwrap_or(0);
-                rows(info, part, layer, &tokens, first)
-            }
-            None => vec![0; info.packed_bytes()],
-        });
-        Ok(outputs.collect())
+        for (index, (name, info)) in wanted.iter().enumerate() {
+            let bytes = match part(name) {
+                Some(part) => {
+                    let layer = name.rsplit_once('_').and_then(|(_, layer)| layer.parse().ok()).unwrap_or(0);
+                    rows(info, part, layer, &tokens, first)
+                }
+                None => vec![0; info.packed_bytes()],
+            };
+            leave(index, &bytes);
+        }
+        Ok(())
     }
 }
 
@@ -124,20 +127,4 @@ fn rows(info: &ArrayInfo, part: Part, first_layer: usize, tokens: &[u32], first:
         }
     }
     packed
-}
-
-fn arithmetic(name: &str, inputs: &[Values], states: &mut [Values]) -> Result<Vec<u8>, String> {
-    let wanted = name.replacen("out", "in", 1);
-    let (_, _, bytes) =
-        inputs.iter().find(|(n, ..)| *n == wanted).ok_or_else(|| format!("no input `{wanted}`"))?;
-    let floats = |bytes: &[u8]| -> Vec<f16> {
-        bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
-    };
-    let values = floats(bytes);
-    let others = states.first().map_or_else(|| values.clone(), |(_, _, total)| floats(total));
-    let sums: Vec<u8> = values.iter().zip(others).flat_map(|(a, b)| (*a + b).to_le_bytes()).collect();
-    if let Some((_, _, total)) = states.first_mut() {
-        total.clone_from(&sums);
-    }
-    Ok(sums)
 }
