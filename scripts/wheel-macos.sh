@@ -34,7 +34,8 @@ done
 stub /usr/lib/libobjc.A.dylib "$tools/sdk/libobjc.tbd"
 stub /usr/lib/libiconv.2.dylib "$tools/sdk/libiconv.tbd"
 
-cat >"$tools/link" <<END
+# By this name rustc passes a C compiler's arguments.
+cat >"$tools/cc" <<END
 #!/usr/bin/env bash
 # rustc's arguments, less those that Zig's linker does not know.
 arguments=()
@@ -42,16 +43,17 @@ skip=0
 for argument in "\$@"; do
     if [ "\$skip" = 1 ]; then skip=0; continue; fi
     case "\$argument" in
-    -arch | -isysroot | --target) skip=1 ;;
-    -mmacosx-version-min=* | --target=* | -Wl,-exported_symbols_list | -Wl,-exported_symbols_list,* | *.exp) ;;
+    -arch | -isysroot | --target | -Wl,-exported_symbols_list) skip=1 ;;
+    -mmacosx-version-min=* | --target=* | -Wl,-exported_symbols_list,*) ;;
     *) arguments+=("\$argument") ;;
     esac
 done
 exec "$tools/zig/ziglang/zig" cc -target aarch64-macos.13.0 -F"$tools/sdk" -L"$tools/sdk" \
     -undefined dynamic_lookup "\${arguments[@]}"
 END
-chmod +x "$tools/link"
-export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$tools/link
+chmod +x "$tools/cc"
+export SDKROOT=$tools/sdk  # so that rustc does not look for Xcode
+export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$tools/cc
 
 scripts/check-macos.sh build --release --package kvbaton-python --features pyo3/extension-module
 module=${CARGO_TARGET_DIR:-target/macos-check}/aarch64-apple-darwin/release/lib_native.dylib

@@ -93,6 +93,12 @@ class Host:
 
         return json.dumps(probe().to_dict())
 
+    def probe_inverse(self) -> str:
+        """Whether a runtime writes into memory that MLX owns, as JSON."""
+        from ._mlx.inverse import probe
+
+        return json.dumps(probe().to_dict())
+
     def versions(self) -> str:
         """Versions of what decodes, as JSON."""
         import platform
@@ -227,6 +233,21 @@ class MlxDecoder:
     def engine(self) -> str:
         """``mlx-gpu`` where MLX has Metal, else ``mlx-cpu``."""
         return _mlx_engine()
+
+    def adoption(self) -> str:
+        """Whether MLX takes memory over for nothing, and how that is known, as JSON."""
+        from ._mlx.adopting import probe
+
+        measured = probe()
+        return json.dumps({"free": measured.free, "because": measured.sentence})
+
+    def adopt(self, cache: _native.NativeView, tokens: Sequence[int]) -> str:
+        """As `receive`, but on the memory of ``cache`` itself, unless something speaks against it."""
+        view = CacheView(cache)
+        view.adoptable = True
+        handoff = to_mlx(view, self._model, tokens, adopt=True)
+        self._caches = handoff.prompt_cache
+        return json.dumps(handoff.report.to_dict())
 
     def encode(self, prompt: str, ignore_chat_template: bool) -> list[int]:
         """The ids of a prompt, as a user's message unless the chat template is to be ignored."""

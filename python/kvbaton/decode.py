@@ -25,15 +25,44 @@ class Decode:
     Its states hold the cache: :meth:`receive` fills them, every step adds a row.
     """
 
-    def __init__(self, package: str | os.PathLike[str], *, threads: int = 0) -> None:
-        """Opens ``package``. ``threads`` 0 takes all cores."""
-        self._native = _native.NativeDecode(os.fspath(package), threads)
+    def __init__(
+        self,
+        package: str | os.PathLike[str],
+        *,
+        threads: int = 0,
+        engine: str | None = None,
+        compute_units: str | None = None,
+        engine_timeout: float | None = None,
+    ) -> None:
+        """Opens ``package`` and loads it. ``threads`` 0 takes all cores.
+
+        ``engine`` is ``coreml`` on a Mac and ``cpu`` elsewhere, unless it is named. ``compute_units`` (``all``,
+        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``) and ``engine_timeout``, the seconds that loading may take, are Core
+        ML's.
+
+        Raises:
+            UnavailableError: the engine is not of this system, or the system has no states.
+            UsageError: the options are another engine's.
+        """
+        self._native = _native.NativeDecode(
+            os.fspath(package), threads, engine, compute_units, engine_timeout
+        )
         self._threads = threads
 
     @property
     def engine(self) -> str:
         """``cpu`` or ``coreml``."""
         return self._native.engine
+
+    @property
+    def compute_units(self) -> str | None:
+        """The compute units that it was loaded for, where the engine has them."""
+        return self._native.compute_units
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to know of how it runs: units that were replaced, work off the Neural Engine."""
+        return self._native.notes
 
     @property
     def model(self) -> dict[str, Any]:

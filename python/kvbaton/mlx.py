@@ -90,8 +90,8 @@ def to_mlx(
 
     With ``adopt`` MLX may take the producer's memory over instead of copying its rows, where that is free: where an
     array on foreign memory was measured to stay there, and to be written in place. Then the report's ``path`` is
-    ``adopt`` and its ``note`` says how that is known; ``cache`` cannot be read any more, and the engine that made
-    it refuses the next prefill until the caches are gone. Otherwise rows are copied and the note says why.
+    ``adopt`` and ``because`` says how that is known; ``cache`` cannot be read any more, and the engine that made
+    it refuses the next prefill until the caches are gone. Otherwise rows are copied, and ``because`` says why.
 
     No cache is touched before everything has been checked and copied.
 
@@ -129,7 +129,7 @@ def to_mlx(
     report.seconds = report.exposed_seconds = time.perf_counter() - start
     if measure_memcpy:
         _compare_with_memcpy(report, threads)
-    report.note = "; ".join(filter(None, (report.note, refused))) or None
+    report.because = refused
     logits = None if rest.tokens else cache.logits
     return Handoff(filled.caches, rest.tokens, report, rest.rows, logits, filled.quantized_layers)
 

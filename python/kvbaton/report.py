@@ -101,7 +101,8 @@ class HandoffReport:
     the target's pages that existed before, ``allocation`` how MLX's arrays were made: ``reserved`` without a
     pass over them, or ``zeroed``. ``streamed`` is there when rows moved while the prefill ran: how many
     ``pieces``, and where the time went; ``seconds`` are then those of all that was done, of which
-    ``exposed_seconds`` delayed the first token.
+    ``exposed_seconds`` delayed the first token. ``because`` says why this path was taken, and how that is
+    known, where there was another.
     """
 
     path: str
@@ -122,6 +123,7 @@ class HandoffReport:
     yardstick_seconds: float = 0.0
     streamed: dict[str, Any] | None = None
     note: str | None = None
+    because: str | None = None
 
     @classmethod
     def from_json(cls, text: str) -> HandoffReport:

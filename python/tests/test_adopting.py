@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
+from pathlib import Path
 from typing import Any
 
 import kvbaton
 import mlx.core as mx
 import numpy as np
 import pytest
+import tiny_models
 from cache_models import build
 from kvbaton import _native
+from kvbaton._host import MlxDecoder
 from kvbaton._mlx import adopting
 from kvbaton.testing import FakePrefill
 
@@ -67,6 +71,30 @@ def test_memory_in_place_is_free_and_moved_memory_is_not() -> None:
     assert (unable.wraps, unable.because) == (False, "BufferError: no")
 
 
+@pytest.mark.parametrize(
+    ("version", "in_place", "free"),
+    [
+        ("0.31.1", True, True),
+        ("0.32.3", True, True),
+        ("0.32.4", True, False),
+        ("0.33.0.dev1", True, False),
+        ("1.0", True, False),
+        ("0.32.3", False, False),
+        ("0.32.4", False, False),
+    ],
+)
+def test_adopting_needs_the_version_and_the_measurement(version: str, in_place: bool, free: bool) -> None:
+    stand_in = type("Mlx", (InPlace if in_place else Moving,), {"__version__": version})
+    measured = adopting.measure(stand_in, "metal")
+    assert measured.donates == in_place
+    assert (measured.free, measured.to_dict()["free"]) == (free, free)
+    assert version in measured.sentence
+    assert measured.sentence.startswith("copied, not adopted") != free
+    assert ("measured by addresses" in measured.sentence) == (free or not in_place)
+    if in_place and not free:
+        assert "known to copy" in measured.sentence
+
+
 def test_aligned_memory_starts_on_a_page() -> None:
     for shape in ((1, 2, 64, 64), (3, 5)):
         array = adopting.aligned(shape)
@@ -81,7 +109,7 @@ def test_mlx_without_metal_copies_and_the_rows_are_filled() -> None:
     cache = FakePrefill(**SHAPE)(TOKENS).cache
     handoff = kvbaton.to_mlx(cache, build("llama_wide", mx.float16), adopt=True)
     assert handoff.report.path == "fill"
-    assert "copied, not adopted: MLX" in str(handoff.report.note)
+    assert "copied, not adopted: MLX" in str(handoff.report.because)
     assert cache.tokens == TOKENS, "the view is still there"
 
 
@@ -98,7 +126,7 @@ def test_arrays_that_were_copied_are_not_called_adopted() -> None:
         pytest.skip("this MLX may adopt")
     handoff = kvbaton.to_mlx(FakePrefill(**SHAPE)(TOKENS).cache, build("llama_wide", mx.float16), adopt=True)
     assert handoff.report.path == "fill"
-    assert "MLX copied 6 of 6 arrays" in str(handoff.report.note)
+    assert "MLX copied 6 of 6 arrays" in str(handoff.report.because)
 
 
 @pytest.mark.usefixtures("free")
@@ -123,7 +151,7 @@ def test_adopted_caches_hold_the_rows_and_the_view_is_given_away(monkeypatch: py
     handoff = kvbaton.to_mlx(cache, model, adopt=True)
     report = handoff.report
     assert (report.path, report.bytes, report.copies, report.rows) == ("adopt", 0, 0, 9)
-    assert "took all 6 arrays over" in str(report.note)
+    assert "took all 6 arrays over" in str(report.because)
     assert handoff.remaining_tokens == TOKENS[-1:]
     for own, other in zip(handoff.prompt_cache, filled.prompt_cache, strict=True):
         assert own.offset == other.offset == 9
@@ -138,9 +166,39 @@ def test_adopted_caches_hold_the_rows_and_the_view_is_given_away(monkeypatch: py
 
 
 @pytest.mark.usefixtures("free")
+def test_the_command_line_s_decoder_adopts_or_says_why_not(tmp_path: Path) -> None:
+    decoder = MlxDecoder(tiny_models.build("llama_tied", tmp_path), "float16")
+    adoption = json.loads(decoder.adoption())
+    assert adoption["free"] and "takes memory over" in adoption["because"]
+    # 256 rows of 16 float16 lanes in two heads: a page.
+    engine = FakePrefill(layers=3, kv_heads=2, head_dim=16, lengths=(256,))
+    report = json.loads(decoder.adopt(engine(TOKENS[:-1]).cache._native, TOKENS))
+    if not mx.metal.is_available():
+        assert (report["path"], report["rows"]) == ("fill", 9)
+        assert "copied, not adopted: MLX copied 6 of 6 arrays" in report["because"]
+    *_, summary = decoder.generate(TOKENS[-1:], 2, 0.0)
+    assert len(json.loads(str(summary))["tokens"]) == 2
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="this MLX may adopt")
+def test_a_run_says_which_path_it_took_and_how_it_knows(
+    kvbaton_cli: Any, package: Path, model_folder: Path
+) -> None:
+    arguments = ("run", "--prefill", package, "--decode", model_folder, "--prompt", "Once", "--max-tokens", "2")
+    for flags in ((), ("--no-stream",)):
+        done = kvbaton_cli(*arguments, *flags, "--json")
+        assert done.code == 0, done.stderr
+        handoff = done.json()["handoff"]
+        assert handoff["path"] in ("fill", "convert")
+        assert handoff["because"].startswith(f"copied, not adopted: MLX {mx.__version__} on cpu: ")
+        assert "as measured by addresses" in handoff["because"]
+    assert "\npath: copied, not adopted: MLX" in kvbaton_cli(*arguments).stderr
+
+
+@pytest.mark.usefixtures("free")
 def test_what_speaks_against_adopting_is_said() -> None:
     def note(cache: kvbaton.CacheView, model: Any, **options: Any) -> str:
-        return str(kvbaton.to_mlx(cache, model, adopt=True, **options).report.note)
+        return str(kvbaton.to_mlx(cache, model, adopt=True, **options).report.because)
 
     half = build("llama_wide", mx.float16)
     engine = FakePrefill(**SHAPE, ignores_backings=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,24 @@ def test_requests_that_make_no_sense_are_refused(
     error = done.json()["error"]
     assert (done.code, error["kind"]) == (2, kind), error
     assert fragment in error["message"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML is there")
+@pytest.mark.parametrize("prefill", ["p.mlpackage", "llama_tied"])
+def test_the_engine_s_flags_reach_the_package_that_decodes(
+    kvbaton_cli: Any, made: Path, tmp_path: Path, prefill: str
+) -> None:
+    for flags, kind, said in (
+        ({"engine": "coreml"}, "unavailable", "the engine coreml needs a Mac"),
+        ({"compute_units": "cpu-and-ne"}, "usage", "--compute-units is for the engine coreml"),
+        ({"engine_timeout": 5}, "usage", "--engine-timeout is for the engine coreml"),
+    ):
+        done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=made / prefill, **flags)
+        assert (done.code, done.json()["error"]["kind"]) == (2, kind)
+        assert said in done.json()["error"]["message"]
+    done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=made / prefill, engine="cpu")
+    assert done.code == 0, done.stderr
+    assert done.json()["decode"]["engine"] == "cpu"
 
 
 def test_a_prompt_longer_than_the_context_is_refused(kvbaton_cli: Any, made: Path, tmp_path: Path) -> None:

@@ -26,8 +26,12 @@ def test_on_linux_it_runs_what_it_can_and_lists_the_rest(kvbaton_cli: Any, tmp_p
     assert status["fake", "hand-offs in a row"] == "pass"
     assert status["executor", "same bits on one thread and on all"] == "pass"
     assert status["mlx", "adoption of foreign memory"] == "pass"
+    assert status["fake", "decode with states"] == "pass"
+    # The inverse runs against the fake, which says nothing of Core ML.
+    assert status["fake", "writing into MLX's memory"] == "pass"
+    assert status["mlx", "Core ML writing into MLX's memory"] == "not_run"
     coreml = [p for p in report["probes"] if p["group"] == "coreml"]
-    assert len(coreml) == 11
+    assert len(coreml) == 12
     assert all(p["status"] == "not_run" and "needs macOS" in p["because"] for p in coreml)
     adoption = next(p for p in report["probes"] if p["name"] == "adoption of foreign memory")
     assert adoption["found"]["wraps"] is False
@@ -55,6 +59,7 @@ def test_wrong_requests_end_at_once_and_write_nothing(kvbaton_cli: Any, tmp_path
         ("--rounds", "0"),
         ("--context", "0"),
         ("--decode", tmp_path),
+        ("--layout", "kvbaton-stacked"),
         (tmp_path / "none.mlpackage",),
     ):
         done = kvbaton_cli("selftest", *arguments, "--out", out, "--json")

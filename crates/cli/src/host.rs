@@ -6,6 +6,7 @@ use kvbaton::bench::PrefillRow;
 use kvbaton::layout::{DType, ModelSpec};
 use kvbaton::verify::{Rung, Thresholds};
 use kvbaton::{CacheView, Error, HandoffReport, PrefillReport, SharedPrefill};
+use serde::Deserialize;
 
 /// The Python side of the command line.
 pub trait Host {
@@ -66,6 +67,15 @@ pub trait Host {
     /// When MLX is not installed.
     fn probe_adoption(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
 
+    /// The inverse: whether a runtime writes an output into memory that MLX owns. This Mac's Core ML, or the fake of it
+    /// elsewhere, as `engine` says; `used` when it returned the array it was offered, `seen` when MLX then sees the
+    /// values, both of them needed.
+    ///
+    /// # Errors
+    ///
+    /// When MLX is not installed, or the runtime fails.
+    fn probe_inverse(&self) -> Result<serde_json::Map<String, serde_json::Value>, Error>;
+
     /// Names and versions of what decodes.
     ///
     /// # Errors
@@ -96,10 +106,46 @@ pub struct DecoderRequest {
     pub dtype: Option<DType>,
 }
 
+/// Whether a decoder takes the memory of a cache over instead of copying its rows.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Adoption {
+    /// Whether that copies nothing, neither at once nor at the first step.
+    pub free: bool,
+    /// How that is known, or what speaks against it: a sentence.
+    pub because: String,
+}
+
 /// A loaded model.
 pub trait Decoder {
-    /// `mlx-cpu` or `mlx-gpu`.
+    /// `mlx-cpu` or `mlx-gpu`; of a package, the engine that runs it.
     fn engine(&self) -> String;
+
+    /// The compute units that a package was loaded for, where its engine has them.
+    fn compute_units(&self) -> Option<String> {
+        None
+    }
+
+    /// What the user should know of how it runs.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Whether it takes memory over: measured here and now, never assumed.
+    ///
+    /// # Errors
+    ///
+    /// When that cannot be measured.
+    fn adoption(&self) -> Result<Adoption, Error>;
+
+    /// [`Decoder::receive`] that takes the cache's memory over where nothing speaks against it; the report says which
+    /// path it was, and why.
+    ///
+    /// # Errors
+    ///
+    /// As [`Decoder::receive`].
+    fn adopt(&mut self, cache: CacheView, tokens: &[u32]) -> Result<HandoffReport, Error> {
+        self.receive(Some(cache), tokens)
+    }
 
     /// The ids of a prompt, with the chat template unless it is to be ignored.
     ///
@@ -243,8 +289,8 @@ pub struct Generated {
     pub first_step_seconds: f64,
     /// Seconds of all steps.
     pub seconds: f64,
-    /// Bytes of the cache that the first step copied.
-    pub first_step_copied_bytes: usize,
+    /// Bytes of the cache that the first step copied; `None` where the engine does not show it.
+    pub first_step_copied_bytes: Option<usize>,
 }
 
 /// What to export.

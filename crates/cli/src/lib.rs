@@ -19,8 +19,8 @@ use kvbaton::{Error, ErrorKind};
 
 use args::{Args, Verb};
 pub use host::{
-    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Prefiller,
-    Progress, Token, Tokenizer, VerifyRequest,
+    Adoption, Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison,
+    Prefiller, Progress, Token, Tokenizer, VerifyRequest,
 };
 use printer::Printer;
 

@@ -8,7 +8,7 @@ use kvbaton::{
     Threads, memcpy_share,
 };
 
-use crate::host::{Decoder, Generated, Token, Tokenizer, VerifyRequest};
+use crate::host::{Adoption, Decoder, Generated, Token, Tokenizer, VerifyRequest};
 
 /// A decode package and, where there is one, a tokenizer.
 pub(crate) struct PackageDecoder<'a> {
@@ -38,6 +38,21 @@ impl<'a> PackageDecoder<'a> {
 impl Decoder for PackageDecoder<'_> {
     fn engine(&self) -> String {
         self.engine.engine().to_owned()
+    }
+
+    fn compute_units(&self) -> Option<String> {
+        self.engine.compute_units().map(|units| units.name().to_owned())
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.engine.notes().to_vec()
+    }
+
+    fn adoption(&self) -> Result<Adoption, Error> {
+        Ok(Adoption {
+            free: false,
+            because: "copied: the states of a package are its engine's own".to_owned(),
+        })
     }
 
     fn encode(&self, prompt: &str, ignore_chat_template: bool) -> Result<Vec<u32>, Error> {
@@ -107,7 +122,7 @@ impl Decoder for PackageDecoder<'_> {
             text: String::new(),
             first_step_seconds: 0.0,
             seconds: 0.0,
-            first_step_copied_bytes: 0,
+            first_step_copied_bytes: None,
         };
         let before = self.engine.addresses();
         let start = Instant::now();
@@ -128,8 +143,10 @@ impl Decoder for PackageDecoder<'_> {
             if done.tokens.is_empty() {
                 done.first_step_seconds = start.elapsed().as_secs_f64();
                 let after = self.engine.addresses();
-                let moved = before.iter().zip(&after).filter(|((old, _), (new, _))| old != new);
-                done.first_step_copied_bytes = moved.map(|((_, bytes), _)| bytes).sum();
+                done.first_step_copied_bytes = before.as_ref().zip(after).map(|(before, after)| {
+                    let moved = before.iter().zip(&after).filter(|((old, _), (new, _))| old != new);
+                    moved.map(|((_, bytes), _)| bytes).sum()
+                });
             }
             done.tokens.push(token);
             let ended = ends.contains(&token);

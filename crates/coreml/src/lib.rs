@@ -16,7 +16,7 @@ mod storage;
 
 use std::path::{Path, PathBuf};
 
-use kvbaton_memory::Bytes;
+use kvbaton_memory::{Bytes, WritableBytes};
 use kvbaton_runtime::{
     ArrayInfo, Call, Element, LoadConfig, Memory, Operation, Runtime, RuntimeError, SurfaceLimits, System,
 };
@@ -88,6 +88,15 @@ impl Runtime for CoreMl {
         })
     }
 
+    fn backing_on(
+        &mut self,
+        element: Element,
+        shape: &[usize],
+        memory: WritableBytes,
+    ) -> Result<Array, RuntimeError> {
+        autoreleasepool(|_| storage::foreign(element, shape, memory))
+    }
+
     fn predict(
         &mut self,
         model: &mut Self::Model,
@@ -111,8 +120,7 @@ impl Runtime for CoreMl {
     }
 
     fn new_state(&mut self, model: &mut Self::Model) -> Result<Self::State, RuntimeError> {
-        self.system().require("a state", (15, 0))?;
-        // SAFETY: the system has the call, as checked above; it takes no arguments.
+        // SAFETY: callers ask only a system that has the call; it takes no arguments.
         Ok(autoreleasepool(|_| unsafe { model.newState() }))
     }
 

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use block2::RcBlock;
-use kvbaton_memory::{Buffer, Bytes, Foreign};
+use kvbaton_memory::{Buffer, Bytes, Foreign, WritableBytes};
 use kvbaton_runtime::{ArrayInfo, Call, Element, RuntimeError, SurfaceLimits};
 use objc2::AnyThread;
 use objc2_core_foundation::{CFDictionary, CFRetained, CFString, CFType};
@@ -63,25 +63,42 @@ pub(crate) fn surface(shape: &[usize]) -> Result<Array, RuntimeError> {
     Ok(Array::own(multi))
 }
 
-/// Page-aligned memory that a multi-array writes and kvbaton reads, in turns.
-pub(crate) struct HeapBlock(UnsafeCell<Buffer>);
+/// Memory that a multi-array writes and kvbaton reads, in turns.
+pub(crate) struct HeapBlock(UnsafeCell<WritableBytes>);
 
 // SAFETY: custody lets Core ML write, or readers read, never both; the block itself gives no access.
-unsafe impl Send for HeapBlock {}
-// SAFETY: as above.
 unsafe impl Sync for HeapBlock {}
 
 impl HeapBlock {
     fn start(&self) -> NonNull<u8> {
-        // SAFETY: the reference to the buffer lives for this line alone, which no reader or writer shares.
-        NonNull::from(unsafe { &mut **self.0.get() }).cast()
+        // SAFETY: the reference to the memory lives for this line alone, which no reader or writer shares.
+        NonNull::from(unsafe { &mut ***self.0.get() }).cast()
     }
 }
 
 /// A packed array in page-aligned memory, released once Core ML and every reader have let go.
 pub(crate) fn heap(element: Element, shape: &[usize]) -> Result<Array, RuntimeError> {
     let info = ArrayInfo::packed(element, shape);
-    let block = Arc::new(HeapBlock(UnsafeCell::new(Buffer::zeroed(info.len_bytes))));
+    on_memory(&info, Box::new(Buffer::zeroed(info.len_bytes)))
+}
+
+/// A packed array on memory of somebody else.
+pub(crate) fn foreign(
+    element: Element,
+    shape: &[usize],
+    memory: WritableBytes,
+) -> Result<Array, RuntimeError> {
+    let info = ArrayInfo::packed(element, shape);
+    if info.len_bytes > memory.len() {
+        let message = format!("{} bytes are needed, there are {}", info.len_bytes, memory.len());
+        return Err(RuntimeError::failed(Call::Backing, message));
+    }
+    on_memory(&info, memory)
+}
+
+fn on_memory(info: &ArrayInfo, memory: WritableBytes) -> Result<Array, RuntimeError> {
+    let block = Arc::new(HeapBlock(UnsafeCell::new(memory)));
+    let (element, shape) = (info.element, &info.shape);
     let strides: Vec<usize> = info.strides_bytes.iter().map(|s| s / element.size_bytes()).collect();
     let start = block.start().cast::<c_void>();
     let kept = block.clone();

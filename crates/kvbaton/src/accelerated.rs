@@ -1,5 +1,7 @@
 //! Prefill on a runtime: Core ML, or a fake of it.
 
+mod decode;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -7,7 +9,7 @@ use std::time::Instant;
 use kvbaton_exec::Array;
 use kvbaton_layout::{Layout, LiveRows, ModelSpec, Placement, TensorInfo};
 use kvbaton_memory::{Buffer, Bytes};
-use kvbaton_mil::program::{DataType, Dim, TensorType};
+use kvbaton_mil::program::{Dim, TensorType};
 use kvbaton_mil::{Feature, FeatureKind, PAST_KEY, Package};
 use kvbaton_runtime::{
     ArrayInfo, CompiledFeature, CompiledFunction, CompiledModel, Counts, Element, Loaded, Memory, Output,
@@ -16,12 +18,15 @@ use kvbaton_runtime::{
 
 use crate::chunks::{Chain, RunStep, Step, steps};
 use crate::cpu::{agree, check_vocabulary, input_name};
-use crate::functions::{Facts, PrefillFunctions, prefill_functions};
+use crate::functions::{Facts, PrefillFunctions, only_declared, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;
+use crate::tensors::{data_type_of, element_of};
 use crate::{
     CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Stated, Tensor,
 };
+
+pub use decode::RuntimeDecode;
 
 /// A package behind a runtime's session.
 pub struct RuntimePrefill<R: Runtime> {
@@ -50,12 +55,9 @@ impl<R: Runtime> RuntimePrefill<R> {
         units: Option<Units>,
         stated: Stated,
     ) -> Result<RuntimePrefill<R>, Error> {
-        let (described, metadata) = described(path)?;
+        let (programs, metadata) = described(path)?;
         let (layout, model) = agree(path, &metadata, stated)?;
         let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
-        // The only function of a package is called `main`, and is not asked for by name.
-        let programs: BTreeMap<String, CompiledFunction> =
-            described.into_iter().map(|f| (f.name.clone().unwrap_or_else(|| "main".to_owned()), f)).collect();
         let shape =
             |f: &CompiledFunction| f.inputs.iter().find(|i| i.name == tokens_input).map(|i| i.shape.clone());
         let token_shapes = programs.iter().map(|(name, f)| (name.clone(), shape(f))).collect();
@@ -210,7 +212,7 @@ impl<R: Runtime> RunStep for RuntimePrefill<R> {
             .map(|o| {
                 // Packed, out of the buffers that the next chunk writes.
                 let bytes = Bytes::new(Buffer::copy_of(&o.info.gather(&o.bytes)));
-                Ok((o.name, Array::new(data_type(o.info.element), o.info.shape, bytes)?))
+                Ok((o.name, Array::new(data_type_of(o.info.element), o.info.shape, bytes)?))
             })
             .collect()
     }
@@ -249,11 +251,17 @@ impl<R: Runtime> Prefill for RuntimePrefill<R> {
     }
 }
 
+/// Functions by name, and metadata.
+type Described = (BTreeMap<String, CompiledFunction>, BTreeMap<String, String>);
+
 /// The functions of a package or a compiled model, and its metadata.
-fn described(path: &Path) -> Result<(Vec<CompiledFunction>, BTreeMap<String, String>), Error> {
+fn described(path: &Path) -> Result<Described, Error> {
     if is_compiled(path) {
-        let model = CompiledModel::read(path)?;
-        return Ok((model.functions, model.metadata));
+        let CompiledModel { functions, metadata } = CompiledModel::read(path)?;
+        // A compiled model does not say what its only function is called.
+        let only = only_declared(&metadata).unwrap_or_else(|| "main".to_owned());
+        let named = functions.into_iter().map(|f| (f.name.clone().unwrap_or_else(|| only.clone()), f));
+        return Ok((named.collect(), metadata));
     }
     let package = Package::open(path)?;
     let functions = &package.description().functions;
@@ -262,12 +270,13 @@ fn described(path: &Path) -> Result<(Vec<CompiledFunction>, BTreeMap<String, Str
     let features =
         |all: &[Feature]| all.iter().filter_map(|f| array_feature(f).transpose()).collect::<Result<_, _>>();
     let described = functions.iter().map(|(name, of)| {
-        Ok(CompiledFunction {
+        let function = CompiledFunction {
             name: several.then(|| name.clone()),
             inputs: features(&of.inputs)?,
             outputs: features(&of.outputs)?,
             states: features(&of.states)?,
-        })
+        };
+        Ok((name.clone(), function))
     });
     Ok((described.collect::<Result<_, Error>>()?, package.metadata().clone()))
 }
@@ -275,38 +284,19 @@ fn described(path: &Path) -> Result<(Vec<CompiledFunction>, BTreeMap<String, Str
 /// A feature that is an array.
 fn array_feature(feature: &Feature) -> Result<Option<CompiledFeature>, Error> {
     let FeatureKind::Array(array) = &feature.kind else { return Ok(None) };
-    let element = array.dtype.and_then(element).ok_or_else(|| {
+    let element = array.dtype.and_then(element_of).ok_or_else(|| {
         let dtype = array.dtype.map_or_else(|| "no stated type".to_owned(), |d| format!("type {d}"));
         Error::new(ErrorKind::Package, format!("`{}` has elements of {dtype}", feature.name))
     })?;
     Ok(Some(CompiledFeature { name: feature.name.clone(), element, shape: array.shape.clone() }))
 }
 
-fn element(dtype: DataType) -> Option<Element> {
-    Some(match dtype {
-        DataType::Float16 => Element::Float16,
-        DataType::Float32 => Element::Float32,
-        DataType::Int32 => Element::Int32,
-        DataType::Int8 => Element::Int8,
-        _ => return None,
-    })
-}
-
-fn data_type(element: Element) -> DataType {
-    match element {
-        Element::Float16 => DataType::Float16,
-        Element::Float32 => DataType::Float32,
-        Element::Int32 => DataType::Int32,
-        Element::Int8 => DataType::Int8,
-    }
-}
-
 fn tensor_type(element: Element, shape: &[usize]) -> TensorType {
-    TensorType { dtype: data_type(element), shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
+    TensorType { dtype: data_type_of(element), shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
 }
 
 fn packed(name: String, array: &Array) -> Result<(String, ArrayInfo, Vec<u8>), Error> {
-    let element = element(array.dtype()).ok_or_else(|| {
+    let element = element_of(array.dtype()).ok_or_else(|| {
         Error::new(ErrorKind::Program, format!("the input `{name}` has elements of type {}", array.dtype()))
     })?;
     Ok((name, ArrayInfo::packed(element, array.shape()), array.bytes().to_vec()))

@@ -1,12 +1,23 @@
 //! Core ML of this Mac, behind a session.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvbaton_coreml::CoreMl;
 use kvbaton_runtime::{CompileCache, Patience, Session};
 
-use crate::engine::Waiting;
+use crate::engine::{EngineOptions, Waiting};
+use crate::{Decode, Error, Prefill, RuntimeDecode, RuntimePrefill};
+
+pub(crate) fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
+    let session = session(options.timeout, options.waiting);
+    Ok(Box::new(RuntimePrefill::open(session, path, options.units, options.stated)?))
+}
+
+pub(crate) fn open_decode(path: &Path, options: EngineOptions) -> Result<Box<dyn Decode>, Error> {
+    let session = session(options.timeout, options.waiting);
+    Ok(Box::new(RuntimeDecode::open(session, path, options.units)?))
+}
 
 /// A session with this Mac's Core ML. Compiled models are kept in the user's cache folder.
 pub(crate) fn session(load_timeout: Option<Duration>, waiting: Option<Waiting>) -> Session<CoreMl> {

@@ -204,7 +204,7 @@ impl Held {
     fn new(context: usize, infos: Vec<TensorInfo>) -> Held {
         let tensors = infos.into_iter().map(|info| {
             // Zeros that nobody has written take no memory yet.
-            let buffer = Leased::new(Buffer::zeroed(info.len_bytes));
+            let buffer = Leased::new(Box::new(Buffer::zeroed(info.len_bytes)));
             (info, buffer)
         });
         Held { context, tensors: tensors.collect() }

@@ -7,9 +7,10 @@ use kvbaton_exec::{Array, Executable, Options, State};
 use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo};
 use kvbaton_mil::Package;
 use kvbaton_mil::program::DataType;
+use kvbaton_runtime::Units;
 
 use crate::cpu::{Stated, agree, check_vocabulary};
-use crate::functions::{Declared, Facts, Purpose, check_states, declared};
+use crate::functions::{Facts, decode_function, program_states};
 use crate::inputs::{self, Wanted as Input};
 use crate::tensors::{dtype, tensor};
 use crate::{
@@ -58,15 +59,26 @@ pub trait Decode: Send {
     /// When the context is full, the token is not in the vocabulary, or the program fails.
     fn step(&mut self, token: u32) -> Result<Logits, Error>;
 
-    /// The states as a cache. While the view lives, the next step copies them.
+    /// The states as a cache. While the view lives, the next step of an engine that shows its own memory copies them.
     ///
     /// # Errors
     ///
     /// When a step that failed lost them.
-    fn cache(&self) -> Result<CacheView, Error>;
+    fn cache(&mut self) -> Result<CacheView, Error>;
 
-    /// Where the states are, and their bytes: those that moved during a step were copied.
-    fn addresses(&self) -> Vec<(usize, usize)>;
+    /// Where the states are, and their bytes: those that moved during a step were copied. `None` for engines that may
+    /// show a state at another place each time, whether they copied it or not.
+    fn addresses(&self) -> Option<Vec<(usize, usize)>>;
+
+    /// The compute units that it was loaded for, where the engine has them.
+    fn compute_units(&self) -> Option<Units> {
+        None
+    }
+
+    /// What the user should know of how it runs.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
 }
 
 /// A decode package on the CPU executor.
@@ -89,19 +101,9 @@ impl CpuDecode {
         let package = Arc::new(Package::open(path)?);
         let (layout, model) = agree(package.path(), package.metadata(), Stated::default())?;
         let facts = Facts::of(&package, layout.inputs.tokens.as_deref().unwrap_or_default());
-        let found = declared(&facts)?.into_iter().flatten().find(|f| f.kind == Purpose::Decode);
-        let Some(Declared { name, tokens: 1, context: Some(capacity), .. }) = found.clone() else {
-            let message = format!("no function of `{}` decodes a token at a time", path.display());
-            return Err(Error::new(ErrorKind::Package, message)
-                .hint("export one with --kind decode; a package that prefills goes to --prefill"));
-        };
-        found.map_or(Ok(()), |found| check_states(&package, &found))?;
+        let states = |name: &str| program_states(&package, name);
+        let (name, capacity) = decode_function(&facts, &layout, &model.cache, states)?;
         let program = Executable::load(package, &name, options)?;
-        let names = layout.tensor_names(&model.cache)?;
-        if let Some(missing) = names.iter().find(|n| !program.states().iter().any(|s| s.name == **n)) {
-            let message = format!("layout `{}` names a state `{missing}` that `{name}` lacks", layout.name);
-            return Err(Error::new(ErrorKind::Layout, message).field("state", missing.clone()));
-        }
         let state = program.new_state()?;
         Ok(CpuDecode { model, layout, capacity, program, state, seen: 0 })
     }
@@ -136,13 +138,7 @@ impl Decode for CpuDecode {
 
     fn receive(&mut self, view: &CacheView, threads: &Threads) -> Result<HandoffReport, Error> {
         self.clear()?;
-        if let Some(model) = view.model() {
-            check_compatible(model, &self.model, Waived { weights: true })?;
-        }
-        let seen = view.tokens_seen();
-        if seen > self.capacity {
-            return Err(full(seen, self.capacity));
-        }
+        let seen = check_received(view, &self.model, self.capacity)?;
         let mut targets = Vec::new();
         for (feature, bytes) in self.state.all_mut()? {
             if let (Some(dtype), Some(shape)) = (dtype(feature.ty.dtype), feature.ty.fixed_shape()) {
@@ -168,10 +164,7 @@ impl Decode for CpuDecode {
     }
 
     fn step(&mut self, token: u32) -> Result<Logits, Error> {
-        if self.seen >= self.capacity {
-            return Err(full(self.seen + 1, self.capacity));
-        }
-        check_vocabulary(&[token], self.model.vocab_size)?;
+        check_step(token, self.seen, &self.model, self.capacity)?;
         let wanted: Vec<Input<'_>> =
             self.program.inputs().iter().map(|f| Input { name: &f.name, ty: &f.ty }).collect();
         let inputs = inputs::build_after(&self.layout, &wanted, &[token], 1, self.seen, &[])?;
@@ -179,14 +172,11 @@ impl Decode for CpuDecode {
         let outputs = self.program.run_with(&inputs, &mut self.state)?;
         self.seen += 1;
         let logits = outputs.into_iter().find(|(name, _)| Some(name) == self.layout.outputs.logits.as_ref());
-        logits.and_then(|(_, array)| array.to_f32()).map(|values| Logits { values }).ok_or_else(|| {
-            let message =
-                format!("layout `{}` names no output of logits that the program has", self.layout.name);
-            Error::new(ErrorKind::Layout, message)
-        })
+        let values = logits.and_then(|(_, array)| array.to_f32()).ok_or_else(|| no_logits(&self.layout))?;
+        Ok(Logits { values })
     }
 
-    fn cache(&self) -> Result<CacheView, Error> {
+    fn cache(&mut self) -> Result<CacheView, Error> {
         let mut tensors = Vec::new();
         for feature in self.state.features() {
             tensors.extend(tensor(feature.name.clone(), &self.state.array(&feature.name)?));
@@ -196,13 +186,35 @@ impl Decode for CpuDecode {
         Ok(view.with_model(Some(self.model.clone())))
     }
 
-    fn addresses(&self) -> Vec<(usize, usize)> {
+    fn addresses(&self) -> Option<Vec<(usize, usize)>> {
         let bytes = self.state.features().filter(|f| f.ty.dtype == DataType::Float16);
-        bytes
+        let places = bytes
             .filter_map(|f| self.state.bytes(&f.name).ok())
-            .map(|bytes| (bytes.as_ptr().addr(), bytes.len()))
-            .collect()
+            .map(|bytes| (bytes.as_ptr().addr(), bytes.len()));
+        Some(places.collect())
     }
+}
+
+/// The tokens that `view` has seen, if a decoder of `model` with `capacity` rows can take it over.
+pub(crate) fn check_received(view: &CacheView, model: &ModelSpec, capacity: usize) -> Result<usize, Error> {
+    if let Some(other) = view.model() {
+        check_compatible(other, model, Waived { weights: true })?;
+    }
+    let seen = view.tokens_seen();
+    if seen > capacity { Err(full(seen, capacity)) } else { Ok(seen) }
+}
+
+/// Refuses a step of a decoder that has no row left, or of a token that its model has no embedding for.
+pub(crate) fn check_step(token: u32, seen: usize, model: &ModelSpec, capacity: usize) -> Result<(), Error> {
+    if seen >= capacity {
+        return Err(full(seen + 1, capacity));
+    }
+    check_vocabulary(&[token], model.vocab_size)
+}
+
+pub(crate) fn no_logits(layout: &Layout) -> Error {
+    let message = format!("layout `{}` names no output of logits that the program has", layout.name);
+    Error::new(ErrorKind::Layout, message)
 }
 
 fn full(tokens: usize, capacity: usize) -> Error {

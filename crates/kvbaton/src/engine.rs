@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvbaton_runtime::{Call, Units, is_compiled};
 
-use crate::{CpuOptions, CpuPrefill, Error, ErrorKind, Prefill, Stated};
+use crate::{CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, Prefill, Stated};
 
 /// An engine that runs packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +77,30 @@ pub struct EngineOptions {
 ///
 /// When the engine is not of this system, the options do not fit it, or the package cannot be opened.
 pub fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
+    match chosen(path, &options)? {
+        Engine::CoreMl => coreml::open_prefill(path, options),
+        Engine::Cpu => {
+            let prefill = CpuPrefill::open_stated(path, options.cpu.threads, options.stated)?;
+            Ok(Box::new(prefill.with_options(options.cpu)))
+        }
+    }
+}
+
+/// Opens a package that decodes a token at a time, with the engine that the options name or with this system's own, and
+/// loads it. It must say of itself what its states are.
+///
+/// # Errors
+///
+/// As [`open_prefill`], and when the package does not decode.
+pub fn open_decode(path: &Path, options: EngineOptions) -> Result<Box<dyn Decode>, Error> {
+    match chosen(path, &options)? {
+        Engine::CoreMl => coreml::open_decode(path, options),
+        Engine::Cpu => Ok(Box::new(CpuDecode::open(path, &options.cpu)?)),
+    }
+}
+
+/// The engine to open `path` with, if the other options are its own.
+fn chosen(path: &Path, options: &EngineOptions) -> Result<Engine, Error> {
     let engine = options.engine.unwrap_or_else(Engine::of_this_system);
     match engine {
         Engine::CoreMl => {
@@ -86,7 +110,6 @@ pub fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefi
                     .hint(format!("leave {flag} out, or add --engine cpu"))
                     .field("engine", "coreml"));
             }
-            open_coreml(path, options)
         }
         Engine::Cpu => {
             let only_coreml = |flag: &str| {
@@ -105,10 +128,9 @@ pub fn open_prefill(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefi
                 return Err(Error::new(ErrorKind::Unavailable, message)
                     .hint("give the .mlpackage that it was compiled from"));
             }
-            let prefill = CpuPrefill::open_stated(path, options.cpu.threads, options.stated)?;
-            Ok(Box::new(prefill.with_options(options.cpu)))
         }
     }
+    Ok(engine)
 }
 
 /// The flag of an option that only the executor has.
@@ -124,20 +146,28 @@ fn executor_flag(options: &CpuOptions) -> Option<&'static str> {
 }
 
 #[cfg(target_os = "macos")]
-fn open_coreml(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
-    let session = crate::apple::session(options.timeout, options.waiting);
-    Ok(Box::new(crate::RuntimePrefill::open(session, path, options.units, options.stated)?))
-}
+use crate::apple as coreml;
 
+/// Core ML where there is none.
 #[cfg(not(target_os = "macos"))]
-fn open_coreml(_path: &Path, _options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
-    Err(Error::new(
-        ErrorKind::Unavailable,
-        format!("the engine coreml needs a Mac, this is {}", std::env::consts::OS),
-    )
-    .hint("leave --engine out: the CPU executor runs the same package")
-    .field("engine", "coreml")
-    .field("os", std::env::consts::OS))
+mod coreml {
+    use super::*;
+
+    pub(super) fn open_prefill(_: &Path, _: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
+        Err(elsewhere())
+    }
+
+    pub(super) fn open_decode(_: &Path, _: EngineOptions) -> Result<Box<dyn Decode>, Error> {
+        Err(elsewhere())
+    }
+
+    fn elsewhere() -> Error {
+        let os = std::env::consts::OS;
+        Error::new(ErrorKind::Unavailable, format!("the engine coreml needs a Mac, this is {os}"))
+            .hint("leave --engine out: the CPU executor runs the same package")
+            .field("engine", "coreml")
+            .field("os", os)
+    }
 }
 
 #[cfg(test)]
@@ -167,6 +197,10 @@ mod tests {
         let (engine, cpu) = (Some(Engine::CoreMl), CpuOptions::default().with_max_memory(Some(1)));
         let refused = open(EngineOptions { engine, cpu, ..EngineOptions::default() });
         assert!(refused.unwrap().contains("--max-memory is for the engine cpu"));
+        let units =
+            EngineOptions { engine: Some(Engine::Cpu), units: Some(Units::Cpu), ..EngineOptions::default() };
+        let refused = open_decode(Path::new("p.mlpackage"), units).err().unwrap();
+        assert!(refused.to_string().contains("--compute-units is for the engine coreml"));
     }
 
     #[cfg(not(target_os = "macos"))]
@@ -174,8 +208,10 @@ mod tests {
     fn coreml_elsewhere_is_refused_with_the_way_out() {
         let engine = Some(Engine::CoreMl);
         let refused = open_prefill(Path::new("p"), EngineOptions { engine, ..EngineOptions::default() });
-        let error = refused.err().unwrap();
-        assert_eq!((error.kind(), error.kind().exit_code()), (ErrorKind::Unavailable, 2));
-        assert!(error.to_string().contains(std::env::consts::OS) && error.get_hint().is_some());
+        let decode = open_decode(Path::new("p"), EngineOptions { engine, ..EngineOptions::default() });
+        for error in [refused.err().unwrap(), decode.err().unwrap()] {
+            assert_eq!((error.kind(), error.kind().exit_code()), (ErrorKind::Unavailable, 2));
+            assert!(error.to_string().contains(std::env::consts::OS) && error.get_hint().is_some());
+        }
     }
 }

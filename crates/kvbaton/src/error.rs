@@ -11,86 +11,67 @@ use kvbaton_plan::PlanError;
 use kvbaton_runtime::RuntimeError;
 use serde_json::{Map, Value};
 
-/// What kind of failure it is. The name goes into JSON and names the Python exception.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
+/// Declares the kinds and their names in one list.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// What kind of failure it is. The name goes into JSON and names the Python exception.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum ErrorKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl ErrorKind {
+            /// Every kind.
+            pub const ALL: &[ErrorKind] = &[$(ErrorKind::$kind),*];
+
+            /// The name in JSON.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(ErrorKind::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// The request itself is wrong: a flag, a value, a missing file.
-    Usage,
+    Usage = "usage",
     /// The prompt has no tokens.
-    EmptyPrompt,
+    EmptyPrompt = "empty_prompt",
     /// The prompt does not fit the package.
-    PromptTooLong,
+    PromptTooLong = "prompt_too_long",
     /// Two things that must agree do not: model, package, cache.
-    Incompatible,
+    Incompatible = "incompatible",
     /// A package cannot be read.
-    Package,
+    Package = "package",
     /// A package cannot be run: an operation is missing, an input is wrong.
-    Program,
+    Program = "program",
     /// A model folder cannot be read.
-    Model,
+    Model = "model",
     /// A layout cannot be read, or does not fit the tensors.
-    Layout,
+    Layout = "layout",
     /// More rows than the target holds.
-    Capacity,
+    Capacity = "capacity",
     /// Values that the target's type cannot hold.
-    Overflow,
+    Overflow = "overflow",
     /// A buffer is in use.
-    Lease,
+    Lease = "lease",
     /// Reading or writing a file failed.
-    Io,
+    Io = "io",
     /// The verb needs something this installation lacks.
-    Unavailable,
+    Unavailable = "unavailable",
     /// Stopped from outside.
-    Interrupted,
+    Interrupted = "interrupted",
     /// kvbaton failed.
-    Internal,
+    Internal = "internal",
 }
 
 impl ErrorKind {
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            ErrorKind::Usage => "usage",
-            ErrorKind::EmptyPrompt => "empty_prompt",
-            ErrorKind::PromptTooLong => "prompt_too_long",
-            ErrorKind::Incompatible => "incompatible",
-            ErrorKind::Package => "package",
-            ErrorKind::Program => "program",
-            ErrorKind::Model => "model",
-            ErrorKind::Layout => "layout",
-            ErrorKind::Capacity => "capacity",
-            ErrorKind::Overflow => "overflow",
-            ErrorKind::Lease => "lease",
-            ErrorKind::Io => "io",
-            ErrorKind::Unavailable => "unavailable",
-            ErrorKind::Interrupted => "interrupted",
-            ErrorKind::Internal => "internal",
-        }
-    }
-
     /// The kind called `name`, as [`ErrorKind::name`] writes it.
     pub fn from_name(name: &str) -> Option<ErrorKind> {
-        use ErrorKind::*;
-        [
-            Usage,
-            EmptyPrompt,
-            PromptTooLong,
-            Incompatible,
-            Package,
-            Program,
-            Model,
-            Layout,
-            Capacity,
-            Overflow,
-            Lease,
-            Io,
-            Unavailable,
-            Interrupted,
-            Internal,
-        ]
-        .into_iter()
-        .find(|k| k.name() == name)
+        ErrorKind::ALL.iter().copied().find(|k| k.name() == name)
     }
 
     /// The exit code of a command that ends with it: 2 the request was wrong, 3 we failed.
@@ -258,7 +239,8 @@ impl From<RuntimeError> for Error {
             RuntimeError::Custody(_) => ErrorKind::Lease,
             RuntimeError::Failed { .. }
             | RuntimeError::MissingOutput { .. }
-            | RuntimeError::NotLoaded { .. } => ErrorKind::Program,
+            | RuntimeError::NotLoaded { .. }
+            | RuntimeError::StateLost => ErrorKind::Program,
             RuntimeError::TooOld { .. } => ErrorKind::Unavailable,
             RuntimeError::Compiled { .. } => ErrorKind::Package,
             RuntimeError::File { .. } => ErrorKind::Io,
@@ -268,6 +250,7 @@ impl From<RuntimeError> for Error {
             RuntimeError::TimedOut { .. } => {
                 Some("allow more with --engine-timeout, or take other --compute-units")
             }
+            RuntimeError::StateLost => Some("hand the cache over again, or start from nothing"),
             RuntimeError::Stuck { .. } => Some("start the program again, with other --compute-units"),
             _ => None,
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kvbaton_layout::Inputs;
+use kvbaton_layout::{CacheSpec, Inputs, Layout};
 use kvbaton_mil::program::{Function, ValueId, ValueType};
 use kvbaton_mil::{FUNCTIONS_KEY, FeatureKind, Flexibility, PAST_KEY, Package};
 use serde::Deserialize;
@@ -111,6 +111,12 @@ pub(crate) fn declared(facts: &Facts<'_>) -> Result<Option<Vec<Declared>>, Error
         }
     }
     Ok(Some(declared))
+}
+
+/// The name of the only function that a package declares, for packages whose only function has no name in the program.
+pub(crate) fn only_declared(metadata: &BTreeMap<String, String>) -> Option<String> {
+    let declared: Vec<Declared> = serde_json::from_str(metadata.get(FUNCTIONS_KEY)?).ok()?;
+    <[Declared; 1]>::try_from(declared).ok().map(|[only]| only.name)
 }
 
 /// The functions of a package that prefill, their tokens in the input `tokens_input`.
@@ -223,16 +229,40 @@ fn function_length(function: &Function, inputs: &Inputs) -> Option<usize> {
     }
 }
 
-/// Whether a state of `function` has as many slots as the context that it is declared to have.
-pub(crate) fn check_states(package: &Package, declared: &Declared) -> Result<(), Error> {
-    let function = package.function(Some(&declared.name))?;
-    let context = declared.context.unwrap_or(0);
-    if function.states.iter().any(|&id| shape(function, id).contains(&context)) {
-        return Ok(());
+/// The function of a package that decodes a token at a time: its name, and the rows of its context. `states` are the names
+/// and shapes of a function's states.
+pub(crate) fn decode_function(
+    facts: &Facts<'_>,
+    layout: &Layout,
+    cache: &CacheSpec,
+    states: impl Fn(&str) -> Vec<(String, Vec<usize>)>,
+) -> Result<(String, usize), Error> {
+    let path = facts.path.display();
+    let found = declared(facts)?.into_iter().flatten().find(|f| f.kind == Purpose::Decode);
+    let Some(Declared { name, tokens: 1, context: Some(context), .. }) = found else {
+        let message = format!("no function of `{path}` decodes a token at a time");
+        return Err(Error::new(ErrorKind::Package, message)
+            .hint("export one with --kind decode; a package that prefills goes to --prefill"));
+    };
+    let states = states(&name);
+    if !states.iter().any(|(_, shape)| shape.contains(&context)) {
+        let message = format!(
+            "function `{name}` of `{path}` is declared to have a context of {context} rows, and has no state of as \
+             many"
+        );
+        return Err(Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY));
     }
-    let (name, path) = (&declared.name, package.path().display());
-    let message = format!(
-        "function `{name}` of `{path}` is declared to have a context of {context} rows, and has no state of as many"
-    );
-    Err(Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY))
+    for wanted in layout.tensor_names(cache)? {
+        if !states.iter().any(|(state, _)| *state == wanted) {
+            let message = format!("layout `{}` names a state `{wanted}` that `{name}` lacks", layout.name);
+            return Err(Error::new(ErrorKind::Layout, message).field("state", wanted));
+        }
+    }
+    Ok((name, context))
+}
+
+/// Names and shapes of the states of a package's function.
+pub(crate) fn program_states(package: &Package, function: &str) -> Vec<(String, Vec<usize>)> {
+    let Some(function) = package.program().functions.get(function) else { return Vec::new() };
+    function.states.iter().map(|&id| (function.value(id).name.clone(), shape(function, id))).collect()
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvbaton_copy::{CopyOptions, CopyStats, OnOverflow, Threads, run, zero};
 use kvbaton_layout::{Block, CacheSpec, Layout, LiveRows, Part, Resolved, TensorInfo};
 use kvbaton_memory::resident_share;
-use kvbaton_plan::plan;
+use kvbaton_plan::{CopyPlan, plan};
 
 use crate::cut;
 use crate::{CacheView, Error};
@@ -57,6 +57,39 @@ pub struct Filled {
     pub resident_share: Option<f64>,
 }
 
+impl Filled {
+    /// What several fills did together.
+    pub(crate) fn sum(parts: Vec<Filled>) -> Filled {
+        let mut sum = Filled {
+            stats: CopyStats::default(),
+            plan_seconds: 0.0,
+            converted: false,
+            resident_share: Some(0.0),
+        };
+        let all: usize = parts.iter().map(|p| p.stats.bytes_written).sum();
+        for part in parts {
+            let weight = part.stats.bytes_written as f64 / all.max(1) as f64;
+            sum.resident_share = sum.resident_share.zip(part.resident_share).map(|(a, b)| a + b * weight);
+            sum.plan_seconds += part.plan_seconds;
+            sum.converted |= part.converted;
+            add_stats(&mut sum.stats, part.stats);
+        }
+        sum
+    }
+}
+
+/// Adds what another copy did.
+pub(crate) fn add_stats(sum: &mut CopyStats, one: CopyStats) {
+    sum.seconds += one.seconds;
+    sum.bytes_read += one.bytes_read;
+    sum.bytes_written += one.bytes_written;
+    sum.operations += one.operations;
+    sum.overflow += one.overflow;
+    sum.nan += one.nan;
+    sum.infinity += one.infinity;
+    sum.first = sum.first.take().or(one.first);
+}
+
 /// Fills `targets`, laid out as `layout`, with the rows of `view` that a cache of `live` rows holds.
 ///
 /// Everything is checked before the first byte is written. Rows of the target beyond its live rows are left as
@@ -92,12 +125,7 @@ pub fn hand_off_to(
 ) -> Result<Filled, Error> {
     let start = Instant::now();
     let infos: Vec<TensorInfo> = targets.iter().map(|t| t.info.clone()).collect();
-    let mut target = wanted.layout.resolve(wanted.cache, &infos, wanted.live)?;
-    if let Some(rows) = &wanted.rows {
-        let all = std::mem::take(&mut target.blocks);
-        target.blocks = all.into_iter().filter_map(|block| missing(block, rows, wanted.whole)).collect();
-    }
-    let plan = plan(&view.resolve()?, &target, wanted.cache)?;
+    let (target, plan) = planned(view, wanted, &infos, None)?;
     let plan_seconds = start.elapsed().as_secs_f64();
 
     let resident_share = resident(targets);
@@ -116,6 +144,49 @@ pub fn hand_off_to(
     // The free rows are part of the fill: without them the target would not be ready.
     stats.seconds += prepared;
     Ok(Filled { stats, plan_seconds, converted: plan.converts(), resident_share })
+}
+
+/// Fills the tensor `one` of those that `infos` describe, of which only this one is there: for targets that show their
+/// tensors one after the other.
+///
+/// # Errors
+///
+/// As [`hand_off_to`].
+pub(crate) fn hand_off_one(
+    view: &CacheView,
+    wanted: &Wanted<'_>,
+    infos: &[TensorInfo],
+    one: usize,
+    bytes: &mut [u8],
+    threads: &Threads,
+) -> Result<Filled, Error> {
+    let start = Instant::now();
+    let (_, plan) = planned(view, wanted, infos, Some(one))?;
+    let plan_seconds = start.elapsed().as_secs_f64();
+    let resident_share = resident_share(bytes, PROBES);
+    let stats = run(&plan, &view.bytes(), &mut [bytes], threads, CopyOptions::default())?;
+    Ok(Filled { stats, plan_seconds, converted: plan.converts(), resident_share })
+}
+
+/// The blocks of a target, or of its tensor `only` by itself, and the copies that fill them.
+pub(crate) fn planned(
+    view: &CacheView,
+    wanted: &Wanted<'_>,
+    infos: &[TensorInfo],
+    only: Option<usize>,
+) -> Result<(Resolved, CopyPlan), Error> {
+    let mut target = wanted.layout.resolve(wanted.cache, infos, wanted.live)?;
+    if let Some(rows) = &wanted.rows {
+        let all = std::mem::take(&mut target.blocks);
+        target.blocks = all.into_iter().filter_map(|block| missing(block, rows, wanted.whole)).collect();
+    }
+    if let Some(only) = only {
+        target.blocks.retain(|block| block.tensor == only);
+        target.blocks.iter_mut().for_each(|block| block.tensor = 0);
+        target.tensors = vec![target.tensors.swap_remove(only)];
+    }
+    let plan = plan(&view.resolve()?, &target, wanted.cache)?;
+    Ok((target, plan))
 }
 
 /// What is missing of a block of a target that has all but `rows`.

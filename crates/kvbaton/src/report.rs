@@ -124,6 +124,9 @@ pub struct HandoffReport {
     /// A sentence where a figure needs one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// Why this path was taken, and how that is known, where there was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<String>,
 }
 
 /// How rows were streamed.
@@ -183,6 +186,7 @@ impl HandoffReport {
             yardstick_seconds: 0.0,
             streamed: None,
             note: None,
+            because: None,
         }
     }
 
@@ -210,6 +214,7 @@ impl HandoffReport {
             allocation: None,
             streamed: None,
             note: None,
+            because: None,
         }
     }
 }

@@ -345,18 +345,7 @@ impl Filler<'_, '_> {
         totals.pieces += 1;
         totals.converted |= plan.converts();
         totals.longest_copy_seconds = totals.longest_copy_seconds.max(stats.seconds);
-        add(&mut totals.stats, stats);
+        handoff::add_stats(&mut totals.stats, stats);
         Ok(())
     }
-}
-
-fn add(sum: &mut CopyStats, one: CopyStats) {
-    sum.seconds += one.seconds;
-    sum.bytes_read += one.bytes_read;
-    sum.bytes_written += one.bytes_written;
-    sum.operations += one.operations;
-    sum.overflow += one.overflow;
-    sum.nan += one.nan;
-    sum.infinity += one.infinity;
-    sum.first = sum.first.take().or(one.first);
 }

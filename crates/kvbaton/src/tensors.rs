@@ -3,6 +3,7 @@
 use kvbaton_exec::Array;
 use kvbaton_layout::{DType, TensorInfo};
 use kvbaton_mil::program::DataType;
+use kvbaton_runtime::Element;
 
 use crate::Tensor;
 
@@ -32,4 +33,25 @@ pub(crate) fn data_type(dtype: DType) -> Option<DataType> {
         DType::Int8 => DataType::Int8,
         _ => return None,
     })
+}
+
+/// A program's element type as a runtime's arrays have it.
+pub(crate) fn element_of(dtype: DataType) -> Option<Element> {
+    Some(match dtype {
+        DataType::Float16 => Element::Float16,
+        DataType::Float32 => Element::Float32,
+        DataType::Int32 => Element::Int32,
+        DataType::Int8 => Element::Int8,
+        _ => return None,
+    })
+}
+
+/// The reverse.
+pub(crate) fn data_type_of(element: Element) -> DataType {
+    match element {
+        Element::Float16 => DataType::Float16,
+        Element::Float32 => DataType::Float32,
+        Element::Int32 => DataType::Int32,
+        Element::Int8 => DataType::Int8,
+    }
 }

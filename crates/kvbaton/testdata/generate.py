@@ -3,13 +3,15 @@
     python crates/kvbaton/testdata/generate.py
 
 ``double`` doubles arrays whose rows are 64, 100 and 200 elements long: an array can go in and come out of it, and its
-strides show how rows are padded. ``sum`` adds its input to a state and returns the state. The third package that
-`selftest` carries, a prefill in miniature, is one of the reader's own test files.
+strides show how rows are padded. ``sum`` adds its input to a state and returns the state. ``prefill`` and ``decode``
+are kvbaton's own exports of a language model in miniature with random weights: one leaves a cache, the other takes it.
+A further package that `selftest` carries is one of the reader's own test files.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import numpy as np
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 SHAPES = {"64": (4, 64), "100": (6, 100), "200": (5, 200)}
 
 
@@ -51,7 +53,33 @@ def summing():
     return program, ct.target.iOS18
 
 
+def language() -> None:
+    """A Llama of two layers, as a prefill package and as a decode package of one context."""
+    sys.path.insert(0, str(HERE.parents[2] / "python/tests"))
+    import tiny_models
+    from kvbaton._export import export
+
+    tiny_models.VOCAB = 48
+    config = {
+        **tiny_models.BASE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 48,
+        "max_position_embeddings": 64,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        tiny_models.write_plain(model, config, tiny_models.random_weights(config, seed=9))
+        export(model, HERE / "prefill.mlpackage", buckets=(8, 16), force=True)
+        export(model, HERE / "decode.mlpackage", kind="decode", context=(32,), force=True)
+
+
 def main() -> None:
+    language()
     for name, (program, target) in {"double": double(), "sum": summing()}.items():
         model = ct.convert(program, convert_to="mlprogram", minimum_deployment_target=target)
         with tempfile.TemporaryDirectory() as folder:

@@ -134,6 +134,55 @@ impl fmt::Debug for Foreign {
     }
 }
 
+/// Memory of somebody else that may be written, kept alive by its owner.
+pub struct ForeignMut {
+    start: NonNull<u8>,
+    len_bytes: usize,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the owner is `Send + Sync` and the contract of `ForeignMut::new` keeps others away during an access.
+unsafe impl Send for ForeignMut {}
+// SAFETY: `&ForeignMut` gives `&[u8]` only.
+unsafe impl Sync for ForeignMut {}
+
+impl ForeignMut {
+    /// Borrows `len_bytes` bytes at `start` for writing until the value is dropped, and drops `owner` then.
+    ///
+    /// # Safety
+    ///
+    /// `start` must be readable and writable for `len_bytes` initialised bytes until `owner` is dropped, and nobody else
+    /// may read or write there while somebody does through this value.
+    pub unsafe fn new(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> ForeignMut {
+        ForeignMut { start, len_bytes, _owner: owner }
+    }
+}
+
+impl std::ops::Deref for ForeignMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the contract of `ForeignMut::new`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl std::ops::DerefMut for ForeignMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the contract of `ForeignMut::new`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len_bytes) }
+    }
+}
+
+impl fmt::Debug for ForeignMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignMut").field("len_bytes", &self.len_bytes).finish_non_exhaustive()
+    }
+}
+
+/// Memory of any owner that may be written.
+pub type WritableBytes = Box<dyn std::ops::DerefMut<Target = [u8]> + Send + Sync>;
+
 /// A shared, read-only handle on bytes of any owner. Cloning copies the handle, never the bytes.
 #[derive(Clone)]
 pub struct Bytes(Arc<dyn AsBytes>);
@@ -210,5 +259,18 @@ mod tests {
         drop(bytes.clone());
         drop(bytes);
         assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn foreign_memory_is_written_where_it_lies_and_its_owner_dropped_after() {
+        let owner = Arc::new(());
+        let mut memory = vec![1u8, 2, 3];
+        let start = NonNull::from(&mut memory[..]).cast();
+        // SAFETY: the vector outlives the value, and is not used meanwhile.
+        let mut foreign = unsafe { ForeignMut::new(start, 3, Box::new(owner.clone())) };
+        foreign[1] = 7;
+        assert_eq!((&*foreign, Arc::strong_count(&owner)), (&[1u8, 7, 3][..], 2));
+        drop(foreign);
+        assert_eq!((memory, Arc::strong_count(&owner)), (vec![1, 7, 3], 1));
     }
 }

@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::Buffer;
+use crate::WritableBytes;
 
 /// A buffer that one writer or many readers may use at a time.
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub struct Leased(Arc<Slot>);
 
 struct Slot {
     state: Mutex<State>,
-    buffer: UnsafeCell<Buffer>,
+    buffer: UnsafeCell<WritableBytes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +45,9 @@ pub enum LeaseError {
 }
 
 impl Leased {
-    /// Puts a buffer under leases.
-    pub fn new(buffer: Buffer) -> Leased {
-        Leased(Arc::new(Slot { state: Mutex::new(State::Free), buffer: UnsafeCell::new(buffer) }))
+    /// Puts memory under leases.
+    pub fn new(memory: WritableBytes) -> Leased {
+        Leased(Arc::new(Slot { state: Mutex::new(State::Free), buffer: UnsafeCell::new(memory) }))
     }
 
     /// The right to write, alone.
@@ -145,10 +145,11 @@ impl Drop for ReadLease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Buffer;
 
     #[test]
     fn readers_keep_the_writer_out_until_the_last_one_leaves() {
-        let leased = Leased::new(Buffer::zeroed(8));
+        let leased = Leased::new(Box::new(Buffer::zeroed(8)));
         let (first, second) = (leased.read().unwrap(), leased.read().unwrap());
         assert_eq!(leased.write().err(), Some(LeaseError::BeingRead { readers: 2 }));
         drop(first);
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_writer_keeps_everybody_out() {
-        let leased = Leased::new(Buffer::zeroed(8));
+        let leased = Leased::new(Box::new(Buffer::zeroed(8)));
         let writer = leased.write().unwrap();
         assert_eq!(leased.read().err(), Some(LeaseError::BeingWritten));
         assert_eq!(leased.write().err(), Some(LeaseError::BeingWritten));

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use kvbaton::{CpuDecode, Decode, Threads};
+use kvbaton::runtime::Units;
+use kvbaton::{CpuOptions, Decode, EngineOptions, Threads, open_decode};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::to_python;
+use crate::prefill::engine_options;
 use crate::view::NativeView;
 
 /// A decode package, ready to run.
@@ -24,18 +26,39 @@ impl NativeDecode {
 impl NativeDecode {
     /// Opens the package at `path`.
     #[new]
-    #[pyo3(signature = (path, threads=0))]
-    fn new(py: Python<'_>, path: PathBuf, threads: usize) -> PyResult<NativeDecode> {
-        let engine = py
-            .detach(|| CpuDecode::open(&path, &kvbaton::CpuOptions::with_threads(threads)))
-            .map_err(to_python)?;
-        Ok(NativeDecode(Mutex::new(Box::new(engine))))
+    #[pyo3(signature = (path, threads=0, engine=None, compute_units=None, engine_timeout=None))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        threads: usize,
+        engine: Option<&str>,
+        compute_units: Option<&str>,
+        engine_timeout: Option<f64>,
+    ) -> PyResult<NativeDecode> {
+        let options = EngineOptions {
+            cpu: CpuOptions::with_threads(threads),
+            ..engine_options(engine, compute_units, engine_timeout)?
+        };
+        let engine = py.detach(|| open_decode(&path, options)).map_err(to_python)?;
+        Ok(NativeDecode(Mutex::new(engine)))
     }
 
     /// `cpu`, `coreml`, …
     #[getter]
     fn engine(&self) -> &'static str {
         self.engine_mut().engine()
+    }
+
+    /// The compute units that it was loaded for, where the engine has them.
+    #[getter]
+    fn compute_units(&self) -> Option<&'static str> {
+        self.engine_mut().compute_units().map(Units::name)
+    }
+
+    /// What the user should know of how it runs.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.engine_mut().notes().to_vec()
     }
 
     /// The model's facts as JSON.
@@ -64,8 +87,8 @@ impl NativeDecode {
     }
 
     /// Forgets every token.
-    fn clear(&self) -> PyResult<()> {
-        self.engine_mut().clear().map_err(to_python)
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.engine_mut().clear()).map_err(to_python)
     }
 
     /// Takes a cache over; the report as JSON.
@@ -83,7 +106,7 @@ impl NativeDecode {
     }
 
     /// The states as a cache.
-    fn cache(&self) -> PyResult<NativeView> {
-        self.engine_mut().cache().map(NativeView).map_err(to_python)
+    fn cache(&self, py: Python<'_>) -> PyResult<NativeView> {
+        py.detach(|| self.engine_mut().cache()).map(NativeView).map_err(to_python)
     }
 }

@@ -7,8 +7,8 @@ use kvbaton::layout::ModelSpec;
 use kvbaton::verify::Rung;
 use kvbaton::{CacheView, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill};
 use kvbaton_cli::{
-    Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison, Prefiller,
-    Progress, Token, Tokenizer, VerifyRequest,
+    Adoption, Decoder, DecoderRequest, ExportRequest, Exported, Generated, Host, PrefillComparison,
+    Prefiller, Progress, Token, Tokenizer, VerifyRequest,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
@@ -123,6 +123,10 @@ impl Host for PyHost {
         parse(&call(&self.0, |host| host.call_method0("probe_adoption"), text)?)
     }
 
+    fn probe_inverse(&self) -> Result<Map<String, Value>, Error> {
+        parse(&call(&self.0, |host| host.call_method0("probe_inverse"), text)?)
+    }
+
     fn versions(&self) -> Result<Map<String, Value>, Error> {
         parse(&call(&self.0, |host| host.call_method0("versions"), text)?)
     }
@@ -173,6 +177,14 @@ struct PyDecoder(Py<PyAny>);
 impl Decoder for PyDecoder {
     fn engine(&self) -> String {
         call(&self.0, |d| d.getattr("engine"), text).unwrap_or_else(|_| "mlx".to_owned())
+    }
+
+    fn adoption(&self) -> Result<Adoption, Error> {
+        parse(&call(&self.0, |d| d.call_method0("adoption"), text)?)
+    }
+
+    fn adopt(&mut self, cache: CacheView, tokens: &[u32]) -> Result<HandoffReport, Error> {
+        parse(&call(&self.0, |d| d.call_method1("adopt", (NativeView(cache), tokens.to_vec())), text)?)
     }
 
     fn encode(&self, prompt: &str, ignore_chat_template: bool) -> Result<Vec<u32>, Error> {
@@ -255,12 +267,13 @@ fn generated(summary: &str) -> Result<Generated, Error> {
     let missing = || Error::new(ErrorKind::Internal, format!("the Python side answered {summary}"));
     let number = |name: &str| value.get(name).and_then(Value::as_f64).ok_or_else(missing);
     let copied = value.get("first_step_copied_bytes").and_then(Value::as_u64).ok_or_else(missing)?;
+    let copied = usize::try_from(copied).unwrap_or(usize::MAX);
     Ok(Generated {
         tokens: serde_json::from_value(value.get("tokens").cloned().unwrap_or_default())
             .map_err(|_| missing())?,
         text: value.get("text").and_then(Value::as_str).ok_or_else(missing)?.to_owned(),
         first_step_seconds: number("first_step_seconds")?,
         seconds: number("seconds")?,
-        first_step_copied_bytes: usize::try_from(copied).unwrap_or(usize::MAX),
+        first_step_copied_bytes: Some(copied),
     })
 }

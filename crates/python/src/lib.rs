@@ -7,6 +7,7 @@ mod arrays;
 mod decode;
 mod errors;
 mod host;
+mod inverse;
 mod loan;
 mod operations;
 mod prefill;
@@ -59,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::NativeView>()?;
     module.add_class::<loan::NativeLoan>()?;
     module.add_function(wrap_pyfunction!(loan::view_lend, module)?)?;
+    module.add_function(wrap_pyfunction!(inverse::write_into, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(weights_digest, module)?)?;
     module.add_function(wrap_pyfunction!(layout_toml, module)?)?;

@@ -40,6 +40,23 @@ fn open(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> 
     open_prefill(path, options)
 }
 
+/// Which engine, where, and for how long.
+pub(crate) fn engine_options(
+    engine: Option<&str>,
+    compute_units: Option<&str>,
+    engine_timeout: Option<f64>,
+) -> PyResult<EngineOptions> {
+    let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
+    let timeout = engine_timeout.map(Duration::try_from_secs_f64).transpose();
+    Ok(EngineOptions {
+        engine: engine.map(str::parse).transpose().map_err(to_python)?,
+        units: compute_units.map(str::parse::<Units>).transpose().map_err(usage)?,
+        timeout: timeout
+            .map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?,
+        ..EngineOptions::default()
+    })
+}
+
 fn unknown(what: &str, value: &str, known: &[&str]) -> PyErr {
     let message = format!("{what} `{value}` is not one of {}", known.join(", "));
     to_python(Error::new(ErrorKind::Usage, message).field(what, value))
@@ -68,12 +85,6 @@ impl NativePrefill {
         layout: Option<&str>,
         model_json: Option<&str>,
     ) -> PyResult<NativePrefill> {
-        let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
-        let engine = engine.map(str::parse).transpose().map_err(to_python)?;
-        let units = compute_units.map(str::parse::<Units>).transpose().map_err(usage)?;
-        let timeout = engine_timeout.map(Duration::try_from_secs_f64).transpose();
-        let timeout =
-            timeout.map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?;
         let stated = Stated {
             layout: layout.map(read_layout).transpose()?,
             model: model_json.map(model).transpose()?,
@@ -86,7 +97,7 @@ impl NativePrefill {
             .with_numerics(numerics)
             .with_weights(weights)
             .with_max_memory(max_memory);
-        let options = EngineOptions { engine, units, cpu, timeout, stated, ..EngineOptions::default() };
+        let options = EngineOptions { cpu, stated, ..engine_options(engine, compute_units, engine_timeout)? };
         let engine = py.detach(|| open(&path, options)).map_err(to_python)?;
         Ok(NativePrefill(Arc::new(Mutex::new(engine))))
     }

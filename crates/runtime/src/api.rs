@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kvbaton_layout::DType;
-use kvbaton_memory::Bytes;
+use kvbaton_memory::{Bytes, WritableBytes};
 use serde::{Deserialize, Serialize};
 
 use crate::{RuntimeError, SurfaceLimits, Units};
@@ -129,9 +129,9 @@ impl ArrayInfo {
     ///
     /// When either slice is shorter than the array.
     pub fn scatter(&self, packed: &[u8], array: &mut [u8]) {
-        let size = self.element.size_bytes();
-        for (element, at) in packed[..self.packed_bytes()].chunks_exact(size).zip(self.offsets()) {
-            array[at..at + size].copy_from_slice(element);
+        let (run, starts) = self.runs();
+        for (elements, at) in packed[..self.packed_bytes()].chunks_exact(run).zip(starts) {
+            array[at..at + run].copy_from_slice(elements);
         }
     }
 
@@ -141,24 +141,30 @@ impl ArrayInfo {
     ///
     /// When the slice is shorter than the array.
     pub fn gather(&self, array: &[u8]) -> Vec<u8> {
-        let size = self.element.size_bytes();
+        let (run, starts) = self.runs();
         let mut packed = Vec::with_capacity(self.packed_bytes());
-        for at in self.offsets() {
-            packed.extend_from_slice(&array[at..at + size]);
+        for at in starts {
+            packed.extend_from_slice(&array[at..at + run]);
         }
         packed
     }
 
-    /// Where each element starts, row-major.
-    fn offsets(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.shape.iter().product::<usize>()).map(|mut index| {
+    /// Bytes of a run of elements that lie side by side, and where each run starts, row-major.
+    fn runs(&self) -> (usize, impl Iterator<Item = usize> + '_) {
+        let (mut run, mut outer) = (self.element.size_bytes(), self.shape.len());
+        while outer > 0 && self.strides_bytes[outer - 1] == run && self.shape[outer - 1] > 0 {
+            outer -= 1;
+            run *= self.shape[outer];
+        }
+        let starts = (0..self.shape[..outer].iter().product::<usize>()).map(move |mut index| {
             let mut at = 0;
-            for (&n, &stride) in self.shape.iter().zip(&self.strides_bytes).rev() {
+            for (&n, &stride) in self.shape[..outer].iter().zip(&self.strides_bytes).rev() {
                 at += index % n * stride;
                 index /= n;
             }
             at
-        })
+        });
+        (run, starts)
     }
 }
 
@@ -342,7 +348,21 @@ pub trait Runtime: 'static {
         memory: Memory,
     ) -> Result<Self::Array, RuntimeError>;
 
-    /// Runs a function. The outputs may be the backings, or may not.
+    /// A packed array on memory of somebody else, to be proposed as an output's backing. It is given back once the
+    /// runtime and every reader have let go of the array.
+    ///
+    /// # Errors
+    ///
+    /// When no array can be made of it.
+    fn backing_on(
+        &mut self,
+        element: Element,
+        shape: &[usize],
+        memory: WritableBytes,
+    ) -> Result<Self::Array, RuntimeError>;
+
+    /// Runs a function. The outputs may be the backings, or may not. A state that is given belongs to this one
+    /// prediction until it returns; after a failure nothing is known of what it holds.
     ///
     /// # Errors
     ///
@@ -376,7 +396,7 @@ pub trait Runtime: 'static {
     ///
     /// # Errors
     ///
-    /// When the model has none, or the system is too old.
+    /// When the model has none.
     fn new_state(&mut self, model: &mut Self::Model) -> Result<Self::State, RuntimeError>;
 
     /// Lets `read` see the tensor `name` of a state, which may lie elsewhere the next time.

@@ -57,6 +57,11 @@ pub enum RuntimeError {
         /// Its name.
         function: String,
     },
+    /// The state that was asked for does not exist any more.
+    #[error(
+        "the state is gone: the call that had it last failed or did not return, and may have written half of it"
+    )]
+    StateLost,
     /// A file of the compile cache could not be read or written.
     #[error("`{}`: {source}", path.display())]
     File {

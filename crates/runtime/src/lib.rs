@@ -26,6 +26,6 @@ pub use compile_cache::CompileCache;
 pub use compiled::{CompiledFeature, CompiledFunction, CompiledModel, is_compiled};
 pub use compute_plan::{PlanSummary, Share};
 pub use error::RuntimeError;
-pub use session::{Loaded, Patience, Session};
+pub use session::{Loaded, Patience, Session, StateId};
 pub use surfaces::{Choice, SurfaceLimits, choose_memory, layers_a_surface};
 pub use units::Units;

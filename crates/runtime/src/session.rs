@@ -54,6 +54,10 @@ pub struct Loaded {
     pub notes: Vec<String>,
 }
 
+/// A state that the worker's thread keeps: only predictions and handlers on that thread reach it, one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StateId(u64);
+
 type Job<R> = Box<dyn FnOnce(&mut Worker<R>) + Send>;
 type Waiting = Box<dyn FnMut(Call, Duration) + Send>;
 
@@ -63,6 +67,7 @@ pub struct Session<R: Runtime> {
     worker: Option<mpsc::Sender<Job<R>>>,
     abandoned: usize,
     loaded: Vec<(PathBuf, LoadConfig)>,
+    states: u64,
     book: Book,
     patience: Patience,
     cache: Option<CompileCache>,
@@ -77,6 +82,7 @@ impl<R: Runtime> Session<R> {
             worker: None,
             abandoned: 0,
             loaded: Vec::new(),
+            states: 0,
             book: Book::default(),
             patience: Patience::default(),
             cache: None,
@@ -191,6 +197,31 @@ impl<R: Runtime> Session<R> {
         inputs: Vec<(String, ArrayInfo, Vec<u8>)>,
         outputs: &[CompiledFeature],
     ) -> Result<Vec<Output>, RuntimeError> {
+        self.predict_on(function, None, inputs, outputs)
+    }
+
+    /// Runs a loaded stateful function on `state`: [`Session::predict`] otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::predict`]. A state that a failed prediction had is gone; one whose prediction was never made stays.
+    pub fn step(
+        &mut self,
+        function: Option<&str>,
+        state: StateId,
+        inputs: Vec<(String, ArrayInfo, Vec<u8>)>,
+        outputs: &[CompiledFeature],
+    ) -> Result<Vec<Output>, RuntimeError> {
+        self.predict_on(function, Some(state), inputs, outputs)
+    }
+
+    fn predict_on(
+        &mut self,
+        function: Option<&str>,
+        state: Option<StateId>,
+        inputs: Vec<(String, ArrayInfo, Vec<u8>)>,
+        outputs: &[CompiledFeature],
+    ) -> Result<Vec<Output>, RuntimeError> {
         let function = function.unwrap_or_default().to_owned();
         let inputs: Vec<InputValues> =
             inputs.into_iter().map(|(name, info, bytes)| InputValues { name, info, bytes }).collect();
@@ -199,7 +230,64 @@ impl<R: Runtime> Session<R> {
             .map(|o| WantedOutput { name: o.name.clone(), element: o.element, shape: o.shape.clone() })
             .collect();
         self.reload()?;
-        self.call(Call::Predict, self.patience.predict, move |w| w.predict(&function, &inputs, &wanted))
+        self.call(Call::Predict, self.patience.predict, move |w| {
+            w.predict(&function, &inputs, &wanted, state)
+        })
+    }
+
+    /// A zeroed state of a loaded function.
+    ///
+    /// # Errors
+    ///
+    /// When the function has none, or the system is too old for states.
+    pub fn new_state(&mut self, function: Option<&str>) -> Result<StateId, RuntimeError> {
+        let function = function.unwrap_or_default().to_owned();
+        self.reload()?;
+        self.states += 1;
+        let id = StateId(self.states);
+        self.call(Call::NewState, self.patience.predict, move |w| w.new_state(&function, id))?;
+        Ok(id)
+    }
+
+    /// Lets go of a state.
+    pub fn drop_state(&mut self, state: StateId) {
+        if self.worker.is_some() {
+            // A thread that does not answer holds nothing that could be given back.
+            let _ = self.call(Call::NewState, self.patience.predict, move |w| {
+                w.drop_state(state);
+                Ok(())
+            });
+        }
+    }
+
+    /// Lets `write` change the tensors `names` of a state, one after the other, each inside its handler: it is given the
+    /// index of the name, what the runtime says of the tensor this time, and its bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of `write`, and when a tensor cannot be had. The state is gone then: half of it may be written.
+    pub fn write_state<T: Send + 'static, E: From<RuntimeError> + Send + 'static>(
+        &mut self,
+        state: StateId,
+        names: &[String],
+        write: impl FnMut(usize, &ArrayInfo, &mut [u8]) -> Result<T, E> + Send + 'static,
+    ) -> Result<Vec<T>, E> {
+        let names = names.to_vec();
+        self.call(Call::WriteState, self.patience.predict, move |w| w.write_state(state, &names, write))?
+    }
+
+    /// Packed copies of the tensors `names` of a state. What lies in a state is never reached outside a handler.
+    ///
+    /// # Errors
+    ///
+    /// When the state is gone, or has no such tensor.
+    pub fn read_state(
+        &mut self,
+        state: StateId,
+        names: &[String],
+    ) -> Result<Vec<(ArrayInfo, Vec<u8>)>, RuntimeError> {
+        let names = names.to_vec();
+        self.call(Call::ReadState, self.patience.predict, move |w| w.read_state(state, &names))
     }
 
     /// After a thread was lost, the next one knows no models.

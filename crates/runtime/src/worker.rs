@@ -8,7 +8,7 @@ use kvbaton_memory::{Book, Bytes, Custody, Loan, Move, Turn};
 
 use crate::{
     ArrayInfo, Call, CompileCache, Element, LoadConfig, Memory, Output, PlanSummary, Runtime, RuntimeError,
-    Units, choose_memory, is_compiled,
+    StateId, Units, choose_memory, is_compiled,
 };
 
 /// Packed values for an input.
@@ -56,11 +56,20 @@ pub(crate) struct Worker<R: Runtime> {
     compiled: BTreeMap<PathBuf, PathBuf>,
     models: BTreeMap<String, R::Model>,
     held: BTreeMap<(String, String), Held<R::Array>>,
+    /// States that can be trusted. One that a call takes comes back when that call has succeeded.
+    states: BTreeMap<StateId, R::State>,
 }
 
 impl<R: Runtime> Worker<R> {
     pub(crate) fn new(runtime: R, book: Book) -> Worker<R> {
-        Worker { runtime, book, compiled: BTreeMap::new(), models: BTreeMap::new(), held: BTreeMap::new() }
+        Worker {
+            runtime,
+            book,
+            compiled: BTreeMap::new(),
+            models: BTreeMap::new(),
+            held: BTreeMap::new(),
+            states: BTreeMap::new(),
+        }
     }
 
     /// The compiled form of `path`: itself, or the cache's copy.
@@ -101,17 +110,80 @@ impl<R: Runtime> Worker<R> {
         Ok(PlanSummary::of(&self.runtime.plan(compiled, config)?))
     }
 
-    /// Runs a function and lends its outputs.
+    /// Makes a state of a loaded function, under the name `id`.
+    pub(crate) fn new_state(&mut self, function: &str, id: StateId) -> Result<(), RuntimeError> {
+        self.runtime.system().require("a state", (15, 0))?;
+        let model = self.models.get_mut(function).ok_or_else(|| not_loaded(function))?;
+        let state = self.runtime.new_state(model)?;
+        self.states.insert(id, state);
+        Ok(())
+    }
+
+    pub(crate) fn drop_state(&mut self, id: StateId) {
+        self.states.remove(&id);
+    }
+
+    /// Lets `write` change the tensors `names` of a state, one after the other. Unless all succeed, the state is gone.
+    pub(crate) fn write_state<T, E>(
+        &mut self,
+        id: StateId,
+        names: &[String],
+        mut write: impl FnMut(usize, &ArrayInfo, &mut [u8]) -> Result<T, E>,
+    ) -> Result<Result<Vec<T>, E>, RuntimeError> {
+        let mut state = self.states.remove(&id).ok_or(RuntimeError::StateLost)?;
+        let mut done = Vec::with_capacity(names.len());
+        for (index, name) in names.iter().enumerate() {
+            let mut outcome = None;
+            self.runtime.write_state(&mut state, name, &mut |info, bytes| {
+                outcome = Some(write(index, info, bytes));
+            })?;
+            match outcome {
+                Some(Ok(one)) => done.push(one),
+                Some(Err(error)) => return Ok(Err(error)),
+                None => {
+                    return Err(RuntimeError::failed(Call::WriteState, format!("`{name}` was not shown")));
+                }
+            }
+        }
+        self.states.insert(id, state);
+        Ok(Ok(done))
+    }
+
+    /// Copies of the tensors `names` of a state, packed.
+    pub(crate) fn read_state(
+        &mut self,
+        id: StateId,
+        names: &[String],
+    ) -> Result<Vec<(ArrayInfo, Vec<u8>)>, RuntimeError> {
+        let state = self.states.get_mut(&id).ok_or(RuntimeError::StateLost)?;
+        let mut tensors = Vec::with_capacity(names.len());
+        for name in names {
+            let mut copy = None;
+            self.runtime.read_state(state, name, &mut |info, bytes| {
+                copy = Some((ArrayInfo::packed(info.element, &info.shape), info.gather(bytes)));
+            })?;
+            let missing = || RuntimeError::failed(Call::ReadState, format!("`{name}` was not shown"));
+            tensors.push(copy.ok_or_else(missing)?);
+        }
+        Ok(tensors)
+    }
+
+    /// Runs a function, on a state where it has one, and lends its outputs.
     ///
-    /// Everything that was proposed is free again when this fails, at whichever call.
+    /// Everything that was proposed is free again when this fails, at whichever call; a state that the failed
+    /// prediction had is gone.
     pub(crate) fn predict(
         &mut self,
         function: &str,
         inputs: &[InputValues],
         wanted: &[WantedOutput],
+        state: Option<StateId>,
     ) -> Result<Vec<Output>, RuntimeError> {
         if !self.models.contains_key(function) {
-            return Err(RuntimeError::NotLoaded { function: function.to_owned() });
+            return Err(not_loaded(function));
+        }
+        if state.is_some_and(|id| !self.states.contains_key(&id)) {
+            return Err(RuntimeError::StateLost);
         }
         let mut turns = Vec::new();
         for output in wanted {
@@ -131,16 +203,17 @@ impl<R: Runtime> Worker<R> {
         }
         let backings: Vec<(String, R::Array)> =
             wanted.iter().map(|o| (o.name.clone(), self.held[&key(function, o)].array.clone())).collect();
-        let Some(model) = self.models.get_mut(function) else {
-            return Err(RuntimeError::NotLoaded { function: function.to_owned() });
-        };
-        let results = self.runtime.predict(model, &arrays, &backings, None)?;
+        let model = self.models.get_mut(function).ok_or_else(|| not_loaded(function))?;
+        let mut taken = state.and_then(|id| self.states.remove(&id).map(|state| (id, state)));
+        let results =
+            self.runtime.predict(model, &arrays, &backings, taken.as_mut().map(|(_, state)| state))?;
         let mut outputs = Vec::new();
         for (output, turn) in wanted.iter().zip(turns) {
             let result = results.iter().find(|(name, _)| *name == output.name).map(|(_, array)| array);
             let missing = || RuntimeError::MissingOutput { name: output.name.clone() };
             outputs.push(self.lend(function, output, turn, result.ok_or_else(missing)?)?);
         }
+        self.states.extend(taken);
         Ok(outputs)
     }
 
@@ -190,6 +263,10 @@ impl<R: Runtime> Worker<R> {
         let bytes = Bytes::new(LentBytes { bytes, _loan: turn.lend()? });
         Ok(Output { name: output.name.clone(), info, bytes, memory, because })
     }
+}
+
+fn not_loaded(function: &str) -> RuntimeError {
+    RuntimeError::NotLoaded { function: function.to_owned() }
 }
 
 fn key(function: &str, output: &WantedOutput) -> (String, String) {

@@ -3,12 +3,15 @@
 Where it does (Metal), caches can lie in the surfaces that the Neural Engine wrote, without a copy.
 It is free only when two things hold, and both differ by version and back end: an array on foreign memory must
 *be* on that memory, and a write to it must happen in place. MLX 0.32.3 and earlier write in place, later versions
-copy the whole capacity at the first step. Versions are not asked, addresses are.
+copy the whole capacity at the first step. Both must say yes: what is known of the version, and addresses, which are
+measured. A version alone proves nothing, and a small array that happened to stay proves little about a version that is
+known to copy.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +26,9 @@ from ..errors import KvbatonError, UnavailableError
 from ..report import HandoffReport
 from .decoder import Decoder, make_caches
 from .slots import flatten
+
+COPIES_FROM = (0, 32, 4)
+"""The first MLX that copies foreign memory at the first write, as its source says."""
 
 PAGE_BYTES = 16_384
 """A page of Apple silicon: where memory must start that Metal is to take over."""
@@ -45,13 +51,43 @@ class Adoption:
     because: str | None
 
     @property
+    def known(self) -> bool:
+        """Whether this version is known to write foreign memory in place."""
+        return _version(self.mlx) < COPIES_FROM
+
+    @property
     def free(self) -> bool:
         """Whether adopting copies nothing, neither now nor at the first step."""
-        return self.wraps and self.donates
+        return self.wraps and self.donates and self.known
+
+    @property
+    def sentence(self) -> str:
+        """What was decided, and how it is known."""
+        who = f"MLX {self.mlx} on {self.backend}"
+        first = ".".join(map(str, COPIES_FROM))
+        if not (self.wraps and self.donates):
+            return f"copied, not adopted: {who}: {self.because}, as measured by addresses"
+        if not self.known:
+            return (
+                f"copied, not adopted: {who}: a small array stayed in place when measured, but versions from {first} "
+                "on are known to copy at the first write"
+            )
+        return f"{who} takes memory over and writes it in place, as measured by addresses and known before {first}"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for reports."""
-        return {**asdict(self), "free": self.free}
+        return {**asdict(self), "known": self.known, "free": self.free}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers of a version; what is no number ends them."""
+    parts = []
+    for part in text.split("."):
+        digits = "".join(itertools.takewhile(str.isdigit, part))
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float16) -> npt.NDArray[Any]:
@@ -151,7 +187,7 @@ def adopt(cache: CacheView, decoder: Decoder, model: Any, rows: int, dtype: Any 
         slot.cache.keys, slot.cache.values, slot.cache.offset = keys, values, rows
     report = HandoffReport.empty(0.0)
     report.path, report.rows = "adopt", rows
-    report.note = (
+    report.because = (
         f"MLX {probe().mlx} took all {len(arrays)} arrays over: their addresses are the producer's, and a write "
         "to memory like it happened in place"
     )
@@ -164,7 +200,7 @@ def _against(cache: CacheView, decoder: Decoder, dtype: Any | None) -> str | Non
         return "the memory is not an engine's own"
     measured = probe()
     if not measured.free:
-        return f"MLX {measured.mlx} on {measured.backend}: {measured.because}"
+        return measured.sentence.removeprefix("copied, not adopted: ")
     if dtype is not None and str(dtype).rpartition(".")[2] != "float16":
         return f"the caches are to be {dtype}, the memory is float16"
     classes = {slot.kind for slot in decoder.slots}

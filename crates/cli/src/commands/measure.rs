@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use kvbaton::plan::route::Engine;
 use kvbaton::{
-    CpuDecode, CpuOptions, Decode, EngineOptions, Error, ErrorKind, HandoffReport, PrefillReport,
-    SharedPrefill, Waived, check_compatible, open_prefill,
+    CpuOptions, EngineOptions, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill, Waived,
+    check_compatible, open_decode, open_prefill,
 };
 
 use crate::Host;
@@ -45,7 +45,7 @@ pub(crate) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Opens a package that decodes, and MLX as what prefills for it.
+    /// Opens a package that decodes with this system's engine, and MLX as what prefills for it.
     pub(crate) fn with_package(
         mut self,
         path: Option<&Path>,
@@ -53,10 +53,11 @@ impl Bench<'_> {
         threads: usize,
     ) -> Result<Self, Error> {
         let Some(path) = path else { return Ok(self) };
-        let engine = CpuDecode::open(path, &CpuOptions::with_threads(threads))?;
+        let cpu = CpuOptions::with_threads(threads);
+        let engine = open_decode(path, EngineOptions { cpu, ..EngineOptions::default() })?;
         let model = self.host.model_spec(&request.folder)?;
         check_compatible(engine.model(), &model, Waived { weights: true })?;
-        self.package = Some(Box::new(PackageDecoder::new(Box::new(engine), None, threads)));
+        self.package = Some(Box::new(PackageDecoder::new(engine, None, threads)));
         self.prefiller = Some(self.host.prefiller(request)?);
         Ok(self)
     }

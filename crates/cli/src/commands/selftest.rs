@@ -50,6 +50,9 @@ fn check(verb: &args::Selftest) -> Result<(), Error> {
     if verb.context.contains(&0) {
         return usage("--context 0 has no rows".to_owned());
     }
+    if verb.layout.is_some() && verb.package.is_none() {
+        return usage("--layout is for a package of yours, and none is named".to_owned());
+    }
     if let Some(package) = verb.package.as_ref().filter(|p| !p.exists()) {
         return usage(format!("cannot read `{}`: there is no such package", package.display()));
     }
@@ -67,11 +70,13 @@ fn stated(verb: &args::Selftest) -> Result<Stated, Error> {
     Ok(Stated { layout: verb.layout.as_deref().map(layout).transpose()?, model: None })
 }
 
-/// What only a decoder can answer: whether MLX adopts memory, and whether its tokens stay the same.
+/// What only a decoder can answer: whether MLX adopts memory, whether Core ML writes into MLX's, and whether tokens stay
+/// the same.
 fn decoder_probes(verb: &args::Selftest, what: &Selftest, host: Option<&dyn Host>, probes: &mut Probes<'_>) {
     let (adopts, agrees) = ("adoption of foreign memory", "tokens with and without the hand-off");
+    let inverse = "Core ML writing into MLX's memory";
     let Some(host) = host else {
-        for name in [adopts, agrees] {
+        for name in [adopts, inverse, agrees] {
             probes.not_run("mlx", name, "needs the Python package: pip install 'kvbaton[mlx]'");
         }
         return;
@@ -81,6 +86,17 @@ fn decoder_probes(verb: &args::Selftest, what: &Selftest, host: Option<&dyn Host
             probes.not_run("mlx", adopts, error.to_string())
         }
         answer => probes.run("mlx", adopts, || Ok(answer?)),
+    }
+    match host.probe_inverse() {
+        Err(error) if error.kind() == ErrorKind::Unavailable => {
+            probes.not_run("mlx", inverse, error.to_string())
+        }
+        // Everything but Apple's calls: it says nothing of Core ML.
+        Ok(found) if found.get("engine").is_some_and(|engine| engine == "fake") => {
+            probes.run("fake", "writing into MLX's memory", || written(found));
+            probes.not_run("mlx", inverse, format!("needs macOS, this is {}", std::env::consts::OS));
+        }
+        answer => probes.run("mlx", inverse, || written(answer?)),
     }
     match (&verb.package, &verb.decode) {
         (Some(package), Some(model)) => {
@@ -92,6 +108,16 @@ fn decoder_probes(verb: &args::Selftest, what: &Selftest, host: Option<&dyn Host
             "needs a package and its model: kvbaton selftest PACKAGE --decode MODEL",
         ),
     }
+}
+
+/// A runtime may write elsewhere; that is found out. What it says it has written must be there.
+fn written(found: Map<String, Value>) -> Found {
+    let is = |name: &str| found.get(name).is_some_and(|v| *v == json!(true));
+    if is("used") && !is("seen") {
+        let because = "the backing is reported as used, and MLX sees other values in it".to_owned();
+        return Err(Failed { because, found });
+    }
+    Ok(found)
 }
 
 /// Decodes after the hand-off of a prefill by this system's engine, and after the decoder's own prefill.

@@ -37,6 +37,10 @@ pub(crate) struct Matrix {
     pub cols: usize,
     /// Whether the destination is memory that nobody reads soon. Bodies that can then write past the caches, which spares
     /// reading the lines that are overwritten.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "only AVX-512 has a body that heeds it")
+    )]
     pub stream: bool,
 }
 
@@ -117,12 +121,15 @@ impl Cpu {
     }
 
     /// Whether [`Matrix::stream`] is heeded for a destination at `dst` with lines `dst_stride` bytes apart.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn streams(self, dst: *const u8, dst_stride: isize) -> bool {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Cpu::Avx512(_) => x86_64::avx512::streams(dst, dst_stride),
-            _ => false,
-        }
+        matches!(self, Cpu::Avx512(_)) && x86_64::avx512::streams(dst, dst_stride)
+    }
+
+    /// Whether [`Matrix::stream`] is heeded: by no body of this architecture.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn streams(self, _: *const u8, _: isize) -> bool {
+        false
     }
 
     /// Transposes a matrix of elements of `bytes` (1, 2, 4 or 8) bytes.

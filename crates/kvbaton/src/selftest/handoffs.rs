@@ -9,15 +9,15 @@ use kvbaton_runtime::fake::{FakeRuntime, Habits, Tally};
 use kvbaton_runtime::{Counts, Session};
 use serde_json::{Map, json};
 
-use super::packages::{Packages, miniature};
+use super::packages::Packages;
 use super::{Failed, Probes, Selftest, failed, found};
 use crate::bench::{HandoffBench, bench_handoff, shape};
-use crate::{CpuPrefill, ErrorKind, Prefill, RuntimePrefill};
+use crate::{CpuPrefill, ErrorKind, Prefill, RuntimePrefill, Stated};
 
 /// The executor gives the same bits on one thread and on all.
 pub(super) fn executor(what: &Selftest, package: &Path, probes: &mut Probes<'_>) {
     probes.run("executor", "same bits on one thread and on all", || {
-        let stated = if what.package.is_some() { what.stated.clone() } else { miniature()? };
+        let stated = what.stated.clone();
         let mut caches = Vec::new();
         let mut seconds = Vec::new();
         for threads in [1, what.threads] {
@@ -46,7 +46,7 @@ pub(super) fn injected_failures(what: &Selftest, packages: &Packages, probes: &m
         let counted = tally.clone();
         let habits = Habits { fails_percent: 10, seed: 1, row_align_bytes: 64, ..Habits::default() };
         let session = Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()));
-        let mut engine = RuntimePrefill::open(session, &packages.prefill, None, miniature()?)?;
+        let mut engine = RuntimePrefill::open(session, &packages.prefill, None, Stated::default())?;
         while engine.prepare(1).is_err() {}
         let (mut done, mut failures) = (0usize, 0usize);
         for round in 0..what.rounds {

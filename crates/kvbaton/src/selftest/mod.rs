@@ -6,6 +6,7 @@
 //! the reason.
 
 mod handoffs;
+mod inverse;
 mod packages;
 mod runtime;
 
@@ -19,8 +20,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::bench::Machine;
+use crate::fake::executed;
 use crate::{Error, Stated};
 use packages::Packages;
+
+pub use inverse::{WrittenInto, write_into};
 
 /// What to test.
 pub struct Selftest {
@@ -173,13 +177,20 @@ pub fn selftest(what: &Selftest, probes: &mut Probes<'_>) -> Result<(), Error> {
     let strict = Habits { row_align_bytes: 64, ..Habits::default() };
     let lenient = Habits { refuses_locked: false, refuses_inputs: false, ..Habits::default() };
     for (group, habits) in [("fake", strict), ("fake, lenient", lenient)] {
-        let launch = move || FakeRuntime::new(habits.clone(), Arc::new(Tally::default()));
-        runtime::probe(group, || Session::new(launch.clone()), what, &packages, probes);
+        runtime::probe(group, || fake_session(habits.clone()), what, &packages, probes);
     }
     handoffs::injected_failures(what, &packages, probes);
     coreml(what, &packages, probes);
     handoffs::cost(what, probes);
     Ok(())
+}
+
+/// A session with a fake that runs packages.
+fn fake_session(habits: Habits) -> Session<FakeRuntime> {
+    let programs = executed(1);
+    Session::new(move || {
+        FakeRuntime::new(habits.clone(), Arc::new(Tally::default())).computing(programs.clone())
+    })
 }
 
 #[cfg(target_os = "macos")]

@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kvbaton_layout::{CacheSpec, ModelSpec, RopeScaling, RopeSpec, presets};
-
-use crate::{Error, ErrorKind, Stated};
+use crate::{Error, ErrorKind};
 
 /// A package's files: path inside it, contents.
 type Files = &'static [(&'static str, &'static [u8])];
@@ -19,7 +17,13 @@ const DOUBLE: Files =
     package!("testdata/double.mlpackage", "Manifest.json", "Data/com.apple.CoreML/model.mlmodel");
 const SUM: Files = package!("testdata/sum.mlpackage", "Manifest.json", "Data/com.apple.CoreML/model.mlmodel");
 const PREFILL: Files = package!(
-    "../mil/testdata/two_functions.mlpackage",
+    "testdata/prefill.mlpackage",
+    "Manifest.json",
+    "Data/com.apple.CoreML/model.mlmodel",
+    "Data/com.apple.CoreML/weights/weight.bin"
+);
+const DECODE: Files = package!(
+    "testdata/decode.mlpackage",
     "Manifest.json",
     "Data/com.apple.CoreML/model.mlmodel",
     "Data/com.apple.CoreML/weights/weight.bin"
@@ -32,24 +36,10 @@ pub(super) struct Packages {
     pub(super) double: PathBuf,
     /// Adds an array to a state.
     pub(super) sum: PathBuf,
-    /// A prefill in miniature, of 8 and of 16 tokens; see [`miniature`].
+    /// A prefill in miniature, of 8 and of 16 tokens.
     pub(super) prefill: PathBuf,
-}
-
-/// What the prefill in miniature does not say of itself.
-pub(super) fn miniature() -> Result<Stated, Error> {
-    let dim = 32;
-    let rope =
-        RopeSpec { kind: "half-split".to_owned(), theta: 10_000.0, dims: dim, scaling: RopeScaling::Default };
-    let model = ModelSpec {
-        architecture: "llama".to_owned(),
-        vocab_size: 48,
-        dtype: Some("float16".to_owned()),
-        rope,
-        cache: CacheSpec::full(2, 2, dim),
-        weights_digest: None,
-    };
-    Ok(Stated { layout: Some(presets::get("kvbaton-stacked")?), model: Some(model) })
+    /// The same model decoding, its cache of 32 rows in states.
+    pub(super) decode: PathBuf,
 }
 
 impl Packages {
@@ -68,7 +58,8 @@ impl Packages {
         let double = write("double.mlpackage", DOUBLE)?;
         let sum = write("sum.mlpackage", SUM)?;
         let prefill = write("prefill.mlpackage", PREFILL)?;
-        Ok(Packages { _folder: folder, double, sum, prefill })
+        let decode = write("decode.mlpackage", DECODE)?;
+        Ok(Packages { _folder: folder, double, sum, prefill, decode })
     }
 }
 

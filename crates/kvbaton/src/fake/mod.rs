@@ -1,28 +1,35 @@
 //! An engine for tests that behaves as Core ML is known to.
 //!
-//! It computes nothing: every element says where it is, so a hand-off that mixes up heads, rows or lanes is
-//! caught by its values. What it takes from Core ML are the habits that break callers: it writes into the same
-//! buffers at every prediction, pads rows, ignores the buffers it was offered, and fails.
+//! It is the fake runtime behind its session, without a package: every element says where it is, so a hand-off that mixes
+//! up heads, rows or lanes is caught by its values, and the habits that break callers are the runtime's. What is its own
+//! is how it streams: in chunks, each in buffers that nobody reads any more, layer by layer, and at a pace.
 
+mod executed;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvbaton_layout::{CacheSpec, DType, Layout, LiveRows, ModelSpec, Part, TensorInfo, presets};
-use kvbaton_memory::{Buffer, Bytes, Leased, WriteLease};
-pub use kvbaton_runtime::fake::element;
+use kvbaton_layout::{CacheSpec, Layout, LiveRows, ModelSpec, TensorInfo, presets};
+use kvbaton_runtime::fake::{self, FakeRuntime, Tally};
+use kvbaton_runtime::{ArrayInfo, CompiledFeature, Element, Output, RuntimeError, Session, SurfaceLimits};
 
 use crate::prefill::{ChunkSink, choose_function};
 use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Tensor};
 
+pub use executed::executed;
+pub use kvbaton_runtime::fake::element;
+
 /// How the engine misbehaves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Habits {
-    /// Every row starts on a multiple of so many bytes; 0 packs them.
+    /// The runtime's: every row starts on a multiple of so many bytes; 0 packs them.
     pub row_align_bytes: usize,
-    /// Fresh buffers at every prediction, whatever the last one used. Core ML does so when it refuses an output
-    /// backing; otherwise the buffers of the last prediction are written again.
+    /// The runtime's: fresh buffers at every prediction, whatever was proposed.
     pub ignores_backings: bool,
-    /// Fails at these predictions, counted from 0. A chunk is a prediction.
+    /// The runtime's: fails at these predictions, counted from 0. A chunk is a prediction.
     pub fails_at: Vec<usize>,
     /// Tokens of a chunk when rows are streamed; 0 streams nothing before the end.
     pub chunk_tokens: usize,
@@ -36,21 +43,29 @@ pub struct Habits {
     pub token_seconds: f64,
 }
 
+impl Habits {
+    fn of_runtime(&self) -> fake::Habits {
+        fake::Habits {
+            row_align_bytes: self.row_align_bytes,
+            ignores_backings: self.ignores_backings,
+            fails_at: self.fails_at.clone(),
+            // Rows are padded as asked for, however many there are.
+            limits: SurfaceLimits { width: usize::MAX, height: usize::MAX },
+            ..fake::Habits::default()
+        }
+    }
+}
+
 /// The engine.
 pub struct FakePrefill {
     cache: CacheSpec,
     layout: Layout,
     functions: Vec<FunctionInfo>,
     habits: Habits,
-    /// Sets of buffers, one buffer a tensor; a set is written again once no view holds it.
-    pool: Vec<Vec<Leased>>,
-    predictions: usize,
+    session: Session<FakeRuntime>,
+    /// How many sets of buffers predictions of so many rows have needed at once.
+    sets: BTreeMap<usize, usize>,
 }
-
-/// Values are whole numbers below this, which float16 holds exactly.
-const VALUES: usize = 2039;
-
-const LANE_STEP: usize = 3;
 
 impl FakePrefill {
     /// An engine whose cache is stacked as `kvbaton export` stacks it (or a pair of tensors a layer, where the habits
@@ -74,46 +89,68 @@ impl FakePrefill {
             .map(|&tokens| FunctionInfo { name: format!("prefill_{tokens}"), tokens })
             .collect();
         functions.sort_by_key(|f| f.tokens);
-        Ok(FakePrefill { cache, layout, functions, habits, pool: Vec::new(), predictions: 0 })
+        let (runtime, tally) = (habits.of_runtime(), Arc::new(Tally::default()));
+        let session = Session::new(move || FakeRuntime::new(runtime.clone(), tally.clone()));
+        Ok(FakePrefill { cache, layout, functions, habits, session, sets: BTreeMap::new() })
     }
 
     /// Whether no view holds a buffer.
     pub fn is_idle(&self) -> bool {
-        self.pool.iter().flatten().all(|buffer| buffer.write().is_ok())
+        let counts = self.session.counts();
+        counts.lent == 0 && counts.unsettled == 0
     }
 
     /// Sets of buffers that predictions have needed at once.
     pub fn buffer_sets(&self) -> usize {
-        self.pool.len()
+        self.sets.values().sum()
     }
 
-    /// The tensors of a prediction that holds `rows` rows: keys, then values, of each of its groups of layers.
-    fn tensors(&self, rows: usize) -> Vec<Output> {
+    /// The outputs of a prediction that holds `rows` rows: keys, then values, of each of its groups of layers.
+    fn outputs(&self, rows: usize) -> Vec<CompiledFeature> {
         let (heads, key_dim, value_dim) =
             self.cache.layers[0].attention().expect("attention layers, checked in `new`");
-        let align = self.habits.row_align_bytes;
-        let pair = |layers: Range<usize>, suffix: &str, count: usize| {
-            [("key", Part::Key, key_dim), ("value", Part::Value, value_dim)].map(|(name, part, dim)| {
-                let info = padded(&format!("{name}_cache{suffix}"), &[count, heads, rows, dim], align);
-                Output { part, layers: layers.clone(), info }
+        let pair = |suffix: &str, count: usize| {
+            [("key", key_dim), ("value", value_dim)].map(|(part, dim)| CompiledFeature {
+                name: format!("{part}_cache{suffix}"),
+                element: Element::Float16,
+                shape: vec![count, heads, rows, dim],
             })
         };
         let count = self.cache.layers.len();
         if self.habits.by_layer {
-            (0..count).flat_map(|l| pair(l..l + 1, &format!("_{l}"), 1)).collect()
+            (0..count).flat_map(|layer| pair(&format!("_{layer}"), 1)).collect()
         } else {
-            pair(0..count, "", count).into()
+            pair("", count).into()
         }
     }
 
-    /// Counts a prediction, and fails it if it was told to.
-    fn predict(&mut self) -> Result<(), Error> {
-        let prediction = self.predictions;
-        self.predictions += 1;
-        if self.habits.fails_at.contains(&prediction) {
-            return self.fail(&format!("prediction {prediction} failed, as it was told to"));
+    /// Predicts the rows of `tokens`, of which the first is at position `first`, into `slots` slots: into the first set of
+    /// buffers that nobody reads. Where all are read, that is refused, or a further set is made if there may be `more`.
+    fn predict(
+        &mut self,
+        tokens: &[u32],
+        first: usize,
+        slots: usize,
+        more: bool,
+    ) -> Result<Vec<Tensor>, Error> {
+        let outputs = self.outputs(slots);
+        let mut set = 0;
+        loop {
+            // Buffers belong to a function: a further set is that of a further function.
+            let function = format!("{slots} rows, set {set}");
+            if set == self.sets.get(&slots).copied().unwrap_or(0) {
+                self.session.load(Path::new("fake.mlmodelc"), Some(&function), None)?;
+                self.sets.insert(slots, set + 1);
+            }
+            match self.session.predict(Some(&function), inputs(tokens, first, slots), &outputs) {
+                Ok(done) => return Ok(done.into_iter().map(tensor).collect()),
+                Err(RuntimeError::Custody(_)) if more => set += 1,
+                Err(error) => {
+                    assert!(!self.habits.panics, "{error}");
+                    return Err(error.into());
+                }
+            }
         }
-        Ok(())
     }
 
     fn fail(&self, message: &str) -> Result<(), Error> {
@@ -121,7 +158,7 @@ impl FakePrefill {
         Err(Error::new(ErrorKind::Program, message))
     }
 
-    /// One chunk of a streamed prefill: writes rows `rows` of all layers and shows them.
+    /// One chunk of a streamed prefill: predicts rows `rows` of all layers and shows them.
     fn chunk(
         &mut self,
         tokens: &[u32],
@@ -130,24 +167,17 @@ impl FakePrefill {
         sink: &mut ChunkSink<'_>,
     ) -> Result<CacheView, Error> {
         let start = Instant::now();
-        self.predict()?;
-        let outputs = self.tensors(self.habits.chunk_tokens);
-        let set = self.free_set(&outputs);
+        let tensors = self.predict(&tokens[rows.clone()], rows.start, self.habits.chunk_tokens, true)?;
         let seconds = self.habits.token_seconds * rows.len() as f64;
-        let layers = self.cache.layers.len();
-        let mut tensors: Vec<Tensor> = Vec::new();
-        for (pair, buffers) in outputs.chunks(2).zip(set.chunks(2)) {
-            for (output, buffer) in pair.iter().zip(buffers) {
-                fill(&mut buffer.write()?, output, tokens, &rows);
-                tensors.push(Tensor { info: output.info.clone(), bytes: Bytes::new(buffer.read()?) });
-            }
-            let done = pair[0].layers.end as f64 / layers as f64;
-            wait_until(start, seconds * done);
+        let groups = tensors.len() / 2;
+        let layers = self.cache.layers.len() / groups;
+        for (group, pair) in tensors.chunks(2).enumerate() {
+            wait_until(start, seconds * (group + 1) as f64 / groups as f64);
             if self.habits.fails_after_pieces == Some(*pieces) {
                 self.fail(&format!("failed after {pieces} pieces, as it was told to"))?;
             }
-            let shown = tensors[tensors.len() - 2..].to_vec();
-            let view = self.view(&self.cache.only(&pair[0].layers), shown, &rows, tokens)?;
+            let shown = self.cache.only(&(group * layers..(group + 1) * layers));
+            let view = self.view(&shown, pair.to_vec(), &rows, tokens)?;
             sink(&view, signed(rows.start)..signed(rows.end))?;
             *pieces += 1;
         }
@@ -165,22 +195,6 @@ impl FakePrefill {
         let live = LiveRows { live: Some(rows.len()), ..LiveRows::seen(rows.end) };
         let view = CacheView::new(self.layout.clone(), cache.clone(), tensors, live)?;
         Ok(view.with_tokens(tokens[..rows.end].to_vec()))
-    }
-
-    /// A set of buffers for `outputs` that no view holds; a new one where all are held.
-    fn free_set(&mut self, outputs: &[Output]) -> Vec<Leased> {
-        let fits = |set: &Vec<Leased>| {
-            set.len() == outputs.len()
-                && set.iter().zip(outputs).all(|(buffer, output)| {
-                    buffer.write().is_ok_and(|lease| lease.len() == output.info.len_bytes)
-                })
-        };
-        if let Some(set) = self.pool.iter().find(|set| fits(set)).filter(|_| !self.habits.ignores_backings) {
-            return set.clone();
-        }
-        let set: Vec<Leased> = outputs.iter().map(Output::buffer).collect();
-        self.pool.push(set.clone());
-        set
     }
 
     fn done(&self, function: String, tokens: usize, start: Instant, cache: CacheView) -> Prefilled {
@@ -218,25 +232,7 @@ impl Prefill for FakePrefill {
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
         let start = Instant::now();
         let function = choose_function(&self.functions, tokens.len())?.clone();
-        self.predict()?;
-        let outputs = self.tensors(function.tokens);
-        let last = self.pool.first().filter(|set| {
-            let fits = |(b, o): (&Leased, &Output)| b.read().is_ok_and(|b| b.len() == o.info.len_bytes);
-            set.len() == outputs.len() && set.iter().zip(&outputs).all(fits)
-        });
-        if self.habits.ignores_backings || last.is_none() {
-            self.pool = vec![outputs.iter().map(Output::buffer).collect()];
-        }
-        let set = self.pool[0].clone();
-        let mut leases = set.iter().map(Leased::write).collect::<Result<Vec<WriteLease>, _>>()?;
-        for (lease, output) in leases.iter_mut().zip(&outputs) {
-            fill(lease, output, tokens, &(0..tokens.len()));
-        }
-        drop(leases);
-        let mut tensors = Vec::new();
-        for (output, buffer) in outputs.into_iter().zip(&set) {
-            tensors.push(Tensor { info: output.info, bytes: Bytes::new(buffer.read()?) });
-        }
+        let tensors = self.predict(tokens, 0, function.tokens, false)?;
         let cache = self.view(&self.cache, tensors, &(0..tokens.len()), tokens)?;
         wait_until(start, self.habits.token_seconds * tokens.len() as f64);
         Ok(self.done(function.name, tokens.len(), start, cache))
@@ -262,67 +258,32 @@ impl Prefill for FakePrefill {
     }
 }
 
-/// A tensor that a prediction leaves.
-struct Output {
-    part: Part,
-    layers: Range<usize>,
-    info: TensorInfo,
+/// What the runtime's program takes: ids, the index of the last of them, and the position of the first.
+fn inputs(tokens: &[u32], first: usize, slots: usize) -> Vec<(String, ArrayInfo, Vec<u8>)> {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let input = |name: &str, shape: &[usize], values: &[u32]| {
+        let mut bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let info = ArrayInfo::packed(Element::Int32, shape);
+        bytes.resize(info.len_bytes, 0);
+        (name.to_owned(), info, bytes)
+    };
+    vec![
+        input("input_ids", &[1, slots], tokens),
+        input("last_index", &[1], &[number(tokens.len().saturating_sub(1))]),
+        input("position", &[1], &[number(first)]),
+    ]
 }
 
-impl Output {
-    fn buffer(&self) -> Leased {
-        Leased::new(Buffer::zeroed(self.info.len_bytes))
-    }
-}
-
-/// A float16 tensor whose rows start on multiples of `row_align_bytes`.
-fn padded(name: &str, shape: &[usize], row_align_bytes: usize) -> TensorInfo {
-    let row = shape[3] * DType::Float16.size_bytes();
-    let row = row.next_multiple_of(row_align_bytes.max(1));
-    let strides_bytes = vec![shape[1] * shape[2] * row, shape[2] * row, row, DType::Float16.size_bytes()];
-    let len_bytes = shape[0] * strides_bytes[0];
-    TensorInfo {
-        name: name.to_owned(),
-        dtype: DType::Float16,
-        shape: shape.to_vec(),
-        strides_bytes,
-        len_bytes,
-    }
-}
-
-/// Writes the rows at positions `rows` into the first slots; padding and slots of no row are NaN.
-fn fill(bytes: &mut [u8], output: &Output, tokens: &[u32], rows: &Range<usize>) {
-    let Output { part, layers, info } = output;
-    let values: Vec<[u8; 2]> = (0..VALUES)
-        .map(|v| if *part == Part::Key { v as f32 } else { -(v as f32) - 1.0 })
-        .map(|v| half::f16::from_f32(v).to_le_bytes())
-        .collect();
-    let nan = half::f16::NAN.to_le_bytes();
-    let (shape, strides) = (&info.shape, &info.strides_bytes);
-    let slots = bytes.chunks_exact_mut(strides[2]);
-    for (slot, at) in slots.zip(0..) {
-        let (layer, head, row) = (at / (shape[1] * shape[2]), at / shape[2] % shape[1], at % shape[2]);
-        let (lanes, padding) = slot.split_at_mut(shape[3] * strides[3]);
-        padding.as_chunks_mut().0.fill(nan);
-        let lanes = lanes.as_chunks_mut().0;
-        if row >= rows.len() {
-            lanes.fill(nan);
-            continue;
-        }
-        let position = rows.start + row;
-        let first = element(Part::Key, layers.start + layer, head, position, 0, tokens[position]);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a whole number below VALUES"
-        )]
-        let mut value = first as usize;
-        for lane in lanes {
-            *lane = values[value];
-            value += LANE_STEP;
-            value -= if value >= VALUES { VALUES } else { 0 };
-        }
-    }
+fn tensor(output: Output) -> Tensor {
+    let Output { name, info, bytes, .. } = output;
+    let info = TensorInfo {
+        name,
+        dtype: info.element.dtype().expect("outputs are float16"),
+        shape: info.shape,
+        strides_bytes: info.strides_bytes,
+        len_bytes: info.len_bytes,
+    };
+    Tensor { info, bytes }
 }
 
 /// Sleeps until `seconds` have passed since `start`.
@@ -339,6 +300,8 @@ fn signed(n: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use kvbaton_layout::Part;
+
     use super::*;
 
     fn engine(habits: Habits) -> FakePrefill {
@@ -420,7 +383,7 @@ mod tests {
             .unwrap();
         let (view, before) = first.unwrap();
         assert_eq!(view.bytes()[0], before);
-        assert_eq!(engine.pool.len(), 2);
+        assert_eq!(engine.buffer_sets(), 2);
     }
 
     #[test]

@@ -1,22 +1,27 @@
 //! A runtime that behaves as Core ML is known to, on any machine.
 //!
-//! It computes nothing: every element of its cache says where it is ([`element`]), so a hand-off that mixes up heads,
-//! rows or lanes is caught by its values. What it takes from Core ML are the habits that break callers: it writes into
-//! the buffers it is offered, or ignores them; pads the rows of surfaces; refuses buffers that it has read or that are
-//! locked; hangs; and fails at any call it is told to.
+//! What it takes from Core ML are the habits that break callers: it writes into the buffers it is offered, or ignores
+//! them; pads the rows of surfaces; refuses buffers that it has read or that are locked; moves its states; hangs; and
+//! fails at any call it is told to, half of a state written. By itself it computes nothing: every element of its cache
+//! says where it is ([`element`]), so a hand-off that mixes up heads, rows or lanes is caught by its values. With
+//! [`Programs`] it computes what those do.
+
+mod program;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kvbaton_layout::{CacheSpec, Part};
-use kvbaton_memory::{Buffer, Bytes, Leased, ReadLease};
+use kvbaton_layout::CacheSpec;
+use kvbaton_memory::{Buffer, Bytes, Leased, ReadLease, WritableBytes};
 
 use crate::{
     ArrayInfo, Call, CompiledFeature, CompiledFunction, Element, LoadConfig, Memory, Operation, Runtime,
     RuntimeError, SurfaceLimits, System, Units,
 };
+
+pub use program::{Program, Programs, Values, element};
 
 /// How the runtime misbehaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,18 +81,6 @@ impl Default for Habits {
     }
 }
 
-/// What the runtime stores for an element: distinct for neighbours in every direction, exact in float16.
-pub fn element(part: Part, layer: usize, head: usize, row: usize, lane: usize, token: u32) -> f32 {
-    let mix = layer
-        .wrapping_mul(31)
-        .wrapping_add(head.wrapping_mul(17))
-        .wrapping_add(row.wrapping_mul(7))
-        .wrapping_add(lane.wrapping_mul(3))
-        .wrapping_add(token as usize);
-    let value = (mix % 2039) as f32;
-    if part == Part::Key { value } else { -value - 1.0 }
-}
-
 /// The functions of a model of `cache` whose prefill takes each of `lengths` tokens, stacked as `kvbaton export` stacks
 /// its outputs. Layers must all be attention of one shape.
 pub fn functions(cache: &CacheSpec, lengths: &[usize]) -> Vec<CompiledFunction> {
@@ -125,6 +118,8 @@ pub struct Tally {
     pub arrays: AtomicUsize,
     /// Locks that are held.
     pub locks: AtomicUsize,
+    /// States that exist.
+    pub states: AtomicUsize,
     /// Broken rules: a locked buffer proposed, or one that was an input.
     pub violations: AtomicUsize,
     /// Compilations so far.
@@ -135,16 +130,44 @@ pub struct Tally {
 pub struct FakeRuntime {
     habits: Habits,
     tally: Arc<Tally>,
+    programs: Option<Programs>,
 }
 
-/// A loaded function; it needs nothing but its outputs' shapes, which the backings have.
-pub struct FakeModel(());
+/// A loaded function.
+pub struct FakeModel(Box<dyn Program>);
 
-/// A state with one tensor.
+/// A state: its tensors, which lie elsewhere each time they are shown.
 pub struct FakeState {
-    info: ArrayInfo,
-    buffer: Buffer,
+    tensors: Vec<(String, ArrayInfo, Buffer)>,
+    tally: Arc<Tally>,
 }
+
+impl Drop for FakeState {
+    fn drop(&mut self) {
+        self.tally.states.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl FakeState {
+    /// What a prediction that failed leaves: a state of which half is written.
+    fn spoil(&mut self) {
+        for (_, _, buffer) in &mut self.tensors {
+            let half = buffer.len() / 2;
+            buffer[..half].fill(NAN_BYTE);
+        }
+    }
+
+    fn moved(&mut self, call: Call, name: &str) -> Result<(&ArrayInfo, &mut Buffer), RuntimeError> {
+        let found = self.tensors.iter_mut().find(|(n, ..)| n == name);
+        let (_, info, buffer) =
+            found.ok_or_else(|| RuntimeError::failed(call, format!("the state has no `{name}`")))?;
+        *buffer = Buffer::copy_of(buffer);
+        Ok((info, buffer))
+    }
+}
+
+/// Repeated, a NaN of every floating-point type: what padding and spoilt memory hold.
+const NAN_BYTE: u8 = 0xff;
 
 /// An array.
 #[derive(Clone)]
@@ -188,7 +211,14 @@ impl Drop for Lock {
 impl FakeRuntime {
     /// A runtime with these habits that counts in `tally`.
     pub fn new(habits: Habits, tally: Arc<Tally>) -> FakeRuntime {
-        FakeRuntime { habits, tally }
+        FakeRuntime { habits, tally, programs: None }
+    }
+
+    /// Runs what `programs` loads, instead of computing nothing.
+    #[must_use]
+    pub fn computing(mut self, programs: Programs) -> FakeRuntime {
+        self.programs = Some(programs);
+        self
     }
 
     /// Counts a call, and fails it when it is its turn.
@@ -202,14 +232,83 @@ impl FakeRuntime {
     }
 
     fn allocate(&self, info: ArrayInfo) -> FakeArray {
+        let memory = Leased::new(Box::new(Buffer::zeroed(info.len_bytes)));
+        self.array(info, memory)
+    }
+
+    fn array(&self, info: ArrayInfo, buffer: Leased) -> FakeArray {
         self.tally.arrays.fetch_add(1, Ordering::SeqCst);
         FakeArray(Arc::new(Storage {
-            buffer: Leased::new(Buffer::zeroed(info.len_bytes)),
+            buffer,
             info,
             was_input: AtomicBool::new(false),
             locks: AtomicUsize::new(0),
             tally: self.tally.clone(),
         }))
+    }
+
+    /// Where an output goes: the backing, or an array of the runtime's own.
+    fn destination(&self, backing: &FakeArray) -> Result<FakeArray, RuntimeError> {
+        let locked = backing.0.locks.load(Ordering::SeqCst) > 0;
+        let was_input = backing.0.was_input.load(Ordering::SeqCst);
+        if locked && self.habits.refuses_locked {
+            return Err(self.refuse("a locked buffer was proposed: make a new one"));
+        }
+        if was_input && self.habits.refuses_inputs {
+            return Err(self.refuse("a buffer that was an input was proposed: make a new one"));
+        }
+        if self.habits.ignores_backings || locked || was_input {
+            return Ok(self.allocate(backing.0.info.clone()));
+        }
+        Ok(backing.clone())
+    }
+
+    /// Runs the program, and writes what it leaves where it belongs.
+    fn compute(
+        &self,
+        model: &mut FakeModel,
+        inputs: &[(String, FakeArray)],
+        backings: &[(String, FakeArray)],
+        state: Option<&mut FakeState>,
+    ) -> Result<Vec<(String, FakeArray)>, RuntimeError> {
+        let packed = |info: &ArrayInfo| ArrayInfo::packed(info.element, &info.shape);
+        let mut values = Vec::new();
+        for (name, input) in inputs {
+            let bytes = input.0.buffer.read().map_err(|e| self.refuse(&e.to_string()))?;
+            values.push((name.clone(), packed(&input.0.info), input.0.info.gather(&bytes)));
+            input.0.was_input.store(true, Ordering::SeqCst);
+        }
+        let mut outputs = Vec::new();
+        for (name, backing) in backings {
+            outputs.push((name.clone(), self.destination(backing)?));
+        }
+        let wanted: Vec<_> =
+            outputs.iter().map(|(name, array)| (name.clone(), packed(&array.0.info))).collect();
+        let mut tensors: Vec<Values> = state
+            .iter()
+            .flat_map(|s| &s.tensors)
+            .map(|(name, info, buffer)| (name.clone(), packed(info), info.gather(buffer)))
+            .collect();
+        let mut memories = Vec::new();
+        for (_, array) in &outputs {
+            memories.push(array.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?);
+        }
+        let mut leave = |index: usize, bytes: &[u8]| {
+            let (info, memory) = (&outputs[index].1.0.info, &mut memories[index]);
+            if info.packed_bytes() < memory.len() && info.strides_bytes != packed(info).strides_bytes {
+                memory.fill(NAN_BYTE);
+            }
+            info.scatter(bytes, memory);
+        };
+        model
+            .0
+            .run(&values, &mut tensors, &wanted, &mut leave)
+            .map_err(|message| RuntimeError::failed(Call::Predict, message))?;
+        drop(memories);
+        for (tensor, (_, _, bytes)) in state.into_iter().flat_map(|s| &mut s.tensors).zip(tensors) {
+            tensor.1.scatter(&bytes, &mut tensor.2);
+        }
+        Ok(outputs)
     }
 
     fn refuse(&self, message: &str) -> RuntimeError {
@@ -239,7 +338,7 @@ impl Runtime for FakeRuntime {
         Ok(package.to_owned())
     }
 
-    fn load(&mut self, _compiled: &Path, config: &LoadConfig) -> Result<FakeModel, RuntimeError> {
+    fn load(&mut self, compiled: &Path, config: &LoadConfig) -> Result<FakeModel, RuntimeError> {
         self.enter(Call::Load)?;
         if self.habits.hangs_loading.contains(&config.units) {
             std::thread::sleep(self.habits.hang);
@@ -247,7 +346,9 @@ impl Runtime for FakeRuntime {
         if self.habits.refuses_units.contains(&config.units) {
             return Err(RuntimeError::failed(Call::Load, format!("{} is refused", config.units)));
         }
-        Ok(FakeModel(()))
+        let Some(programs) = &self.programs else { return Ok(FakeModel(Box::new(program::Elements))) };
+        let program = programs(compiled, config.function.as_deref());
+        Ok(FakeModel(program.map_err(|message| RuntimeError::failed(Call::Load, message))?))
     }
 
     fn plan(&mut self, _compiled: &Path, config: &LoadConfig) -> Result<Vec<Operation>, RuntimeError> {
@@ -279,57 +380,50 @@ impl Runtime for FakeRuntime {
         Ok(self.allocate(ArrayInfo::with_rows(element, shape, align)))
     }
 
+    fn backing_on(
+        &mut self,
+        element: Element,
+        shape: &[usize],
+        memory: WritableBytes,
+    ) -> Result<FakeArray, RuntimeError> {
+        self.enter(Call::Backing)?;
+        let info = ArrayInfo::packed(element, shape);
+        if info.len_bytes > memory.len() {
+            let message = format!("{} bytes are needed, there are {}", info.len_bytes, memory.len());
+            return Err(RuntimeError::failed(Call::Backing, message));
+        }
+        Ok(self.array(info, Leased::new(memory)))
+    }
+
     fn predict(
         &mut self,
-        _model: &mut FakeModel,
+        model: &mut FakeModel,
         inputs: &[(String, FakeArray)],
         backings: &[(String, FakeArray)],
         mut state: Option<&mut FakeState>,
     ) -> Result<Vec<(String, FakeArray)>, RuntimeError> {
         let prediction = self.tally.predictions.fetch_add(1, Ordering::SeqCst);
-        self.enter(Call::Predict)?;
-        if self.habits.fails_at.contains(&prediction) {
-            let message = format!("prediction {prediction} failed, as it was told to");
-            return Err(RuntimeError::failed(Call::Predict, message));
+        let told = match self.enter(Call::Predict) {
+            Ok(()) if self.habits.fails_at.contains(&prediction) => {
+                let message = format!("prediction {prediction} failed, as it was told to");
+                Err(RuntimeError::failed(Call::Predict, message))
+            }
+            other => other,
+        };
+        if let Err(error) = told {
+            if let Some(state) = state {
+                state.spoil();
+            }
+            return Err(error);
         }
         if self.habits.hangs_at.contains(&prediction) {
             std::thread::sleep(self.habits.hang);
         }
-        let prefill = inputs.iter().any(|(name, _)| name == "input_ids");
-        let tokens = if prefill { self.prompt(inputs)? } else { Vec::new() };
-        for (_, input) in inputs {
-            input.0.was_input.store(true, Ordering::SeqCst);
+        let done = self.compute(model, inputs, backings, state.as_deref_mut());
+        if let (Err(_), Some(state)) = (&done, state) {
+            state.spoil();
         }
-        let mut outputs = Vec::new();
-        for (name, backing) in backings {
-            let locked = backing.0.locks.load(Ordering::SeqCst) > 0;
-            let was_input = backing.0.was_input.load(Ordering::SeqCst);
-            if locked && self.habits.refuses_locked {
-                return Err(self.refuse("a locked buffer was proposed: make a new one"));
-            }
-            if was_input && self.habits.refuses_inputs {
-                return Err(self.refuse("a buffer that was an input was proposed: make a new one"));
-            }
-            let array = if self.habits.ignores_backings || locked || was_input {
-                self.allocate(backing.0.info.clone())
-            } else {
-                backing.clone()
-            };
-            if !prefill {
-                self.arithmetic(name, inputs, &array, state.as_deref_mut())?;
-                outputs.push((name.clone(), array));
-                continue;
-            }
-            let mut bytes = array.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?;
-            match name.as_str() {
-                "key_cache" => fill(&mut bytes, &array.0.info, Part::Key, &tokens),
-                "value_cache" => fill(&mut bytes, &array.0.info, Part::Value, &tokens),
-                _ => bytes.fill(0),
-            }
-            drop(bytes);
-            outputs.push((name.clone(), array));
-        }
-        Ok(outputs)
+        done
     }
 
     fn is_same(&self, left: &FakeArray, right: &FakeArray) -> bool {
@@ -349,106 +443,47 @@ impl Runtime for FakeRuntime {
         Ok(Bytes::new(Lock { bytes, array: array.clone() }))
     }
 
-    fn new_state(&mut self, _model: &mut FakeModel) -> Result<FakeState, RuntimeError> {
+    fn new_state(&mut self, model: &mut FakeModel) -> Result<FakeState, RuntimeError> {
         self.enter(Call::NewState)?;
-        let info = ArrayInfo::with_rows(Element::Float16, &[4, 64], self.habits.row_align_bytes);
-        Ok(FakeState { buffer: Buffer::zeroed(info.len_bytes), info })
+        let tensors: Vec<_> = model
+            .0
+            .states()
+            .into_iter()
+            .map(|(name, info)| {
+                let info = ArrayInfo::with_rows(info.element, &info.shape, self.habits.row_align_bytes);
+                let buffer = Buffer::zeroed(info.len_bytes);
+                (name, info, buffer)
+            })
+            .collect();
+        if tensors.is_empty() {
+            return Err(RuntimeError::failed(Call::NewState, "the function has no state"));
+        }
+        self.tally.states.fetch_add(1, Ordering::SeqCst);
+        Ok(FakeState { tensors, tally: self.tally.clone() })
     }
 
     fn read_state(
         &mut self,
         state: &mut FakeState,
-        _name: &str,
+        name: &str,
         read: &mut dyn FnMut(&ArrayInfo, &[u8]),
     ) -> Result<(), RuntimeError> {
         self.enter(Call::ReadState)?;
-        // The address may differ each time.
-        state.buffer = Buffer::copy_of(&state.buffer);
-        read(&state.info, &state.buffer);
+        let (info, buffer) = state.moved(Call::ReadState, name)?;
+        read(info, buffer);
         Ok(())
     }
 
     fn write_state(
         &mut self,
         state: &mut FakeState,
-        _name: &str,
+        name: &str,
         write: &mut dyn FnMut(&ArrayInfo, &mut [u8]),
     ) -> Result<(), RuntimeError> {
         self.enter(Call::WriteState)?;
-        state.buffer = Buffer::copy_of(&state.buffer);
-        write(&state.info, &mut state.buffer);
+        let (info, buffer) = state.moved(Call::WriteState, name)?;
+        write(info, buffer);
         Ok(())
-    }
-}
-
-impl FakeRuntime {
-    /// A program without tokens: `out_n` is twice `in_n`; with a state, `in_n` is added to it and it is returned.
-    fn arithmetic(
-        &self,
-        name: &str,
-        inputs: &[(String, FakeArray)],
-        output: &FakeArray,
-        state: Option<&mut FakeState>,
-    ) -> Result<(), RuntimeError> {
-        let wanted = name.replacen("out", "in", 1);
-        let input = inputs
-            .iter()
-            .find(|(n, _)| *n == wanted)
-            .ok_or_else(|| RuntimeError::failed(Call::Predict, format!("no input `{wanted}`")))?;
-        let floats = |packed: &[u8]| -> Vec<half::f16> {
-            packed.as_chunks::<2>().0.iter().map(|b| half::f16::from_le_bytes(*b)).collect()
-        };
-        let bytes = |values: &[half::f16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        let read = input.1.0.buffer.read().map_err(|e| self.refuse(&e.to_string()))?;
-        let mut values = floats(&input.1.0.info.gather(&read));
-        drop(read);
-        match state {
-            None => values.iter_mut().for_each(|v| *v = *v + *v),
-            Some(state) => {
-                for (v, old) in values.iter_mut().zip(floats(&state.info.gather(&state.buffer))) {
-                    *v += old;
-                }
-                state.info.scatter(&bytes(&values), &mut state.buffer);
-            }
-        }
-        let mut out = output.0.buffer.write().map_err(|e| self.refuse(&e.to_string()))?;
-        output.0.info.scatter(&bytes(&values), &mut out);
-        Ok(())
-    }
-
-    /// The prompt, from the two inputs that every function has.
-    fn prompt(&self, inputs: &[(String, FakeArray)]) -> Result<Vec<u32>, RuntimeError> {
-        let values = |name: &str| -> Result<Vec<u32>, RuntimeError> {
-            let (_, array) = inputs
-                .iter()
-                .find(|(n, _)| n == name)
-                .ok_or_else(|| RuntimeError::failed(Call::Predict, format!("no input `{name}`")))?;
-            let bytes = array.0.buffer.read().map_err(|e| self.refuse(&e.to_string()))?;
-            let (words, _) = bytes.as_chunks::<4>();
-            Ok(words.iter().map(|w| u32::from_le_bytes(*w)).collect())
-        };
-        let mut tokens = values("input_ids")?;
-        let last = values("last_index")?.first().copied().unwrap_or(0) as usize;
-        tokens.truncate(last + 1);
-        Ok(tokens)
-    }
-}
-
-/// Writes every live element; padding and rows of no token are NaN.
-fn fill(bytes: &mut [u8], info: &ArrayInfo, part: Part, tokens: &[u32]) {
-    const NAN: [u8; 2] = 0x7e00_u16.to_le_bytes();
-    bytes.as_chunks_mut::<2>().0.fill(NAN);
-    let (shape, strides) = (&info.shape, &info.strides_bytes);
-    for layer in 0..shape[0] {
-        for head in 0..shape[1] {
-            for (row, &token) in tokens.iter().enumerate() {
-                for lane in 0..shape[3] {
-                    let at = layer * strides[0] + head * strides[1] + row * strides[2] + lane * strides[3];
-                    let value = half::f16::from_f32(element(part, layer, head, row, lane, token));
-                    bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
-                }
-            }
-        }
     }
 }
 

@@ -1,0 +1,110 @@
+//! Where the cache of a run comes from.
+
+use std::path::{Path, PathBuf};
+
+use kvbaton::layout::{Layout, LiveRows, ModelSpec};
+use kvbaton::{ChainPrefill, Error, ErrorKind, Prefill, Stated, open_prefill};
+
+use super::super::{described, layout};
+use crate::Host;
+use crate::args::{EngineName, Foreign, Run};
+use crate::host::{DecoderRequest, Prefiller};
+use crate::printer::Printer;
+
+/// Where the cache comes from.
+pub(super) enum Producer<'a> {
+    Engine(Box<dyn Prefill>),
+    Model(Box<dyn Prefiller + 'a>, Box<ModelSpec>),
+    Dump(Box<(Layout, ModelSpec)>),
+}
+
+impl Producer<'_> {
+    /// What is known of its model.
+    pub(super) fn model(&self) -> Option<&ModelSpec> {
+        match self {
+            Producer::Engine(engine) => engine.model(),
+            Producer::Model(_, model) => Some(model),
+            Producer::Dump(stated) => Some(&stated.1),
+        }
+    }
+}
+
+/// Whether a folder is a Core ML package.
+pub(super) fn is_package(path: &Path) -> bool {
+    path.join("Manifest.json").is_file() || path.extension().is_some_and(|e| e == "mlpackage")
+}
+
+/// Opens what `--prefill` names: packages and MLX models are folders, chains and dumps files.
+pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) -> Result<Producer<'a>, Error> {
+    let foreign = &verb.foreign;
+    let layout = foreign.layout.as_deref().map(layout).transpose()?;
+    let described = || foreign.model.as_deref().map(|folder| described(folder, host)).transpose();
+    let chain = chain_file(&verb.prefill);
+    if chain.is_none() && verb.prefill.is_file() {
+        let need = |what: &str, flag: &str| {
+            Error::new(ErrorKind::Layout, format!("`{}` does not state its {what}", verb.prefill.display()))
+                .hint(format!("say it with {flag}"))
+        };
+        let layout = layout.ok_or_else(|| need("layout", "--layout NAME|FILE.toml"))?;
+        let model = described()?.ok_or_else(|| need("model", "--model DIR"))?;
+        return Ok(Producer::Dump(Box::new((layout, model))));
+    }
+    let flags = [
+        ("--tokens-seen", foreign.tokens_seen),
+        ("--live", foreign.live),
+        ("--pad", foreign.pad),
+        ("--ring-start", foreign.ring_start),
+    ];
+    if let Some((flag, _)) = flags.iter().find(|(_, value)| value.is_some()) {
+        return Err(Error::new(ErrorKind::Usage, format!("{flag} is for dumps; a package's rows are known")));
+    }
+    if let Some(file) = chain {
+        // The flags of the other engine may be meant for a package that decodes.
+        let flag = match (verb.runtime.engine, verb.runtime.compute_units) {
+            (Some(EngineName::Coreml), _) => Some("--engine coreml"),
+            (_, Some(_)) => Some("--compute-units"),
+            _ => None,
+        };
+        if let Some(flag) = flag.filter(|_| !is_package(&verb.decode) && verb.decode_package.is_none()) {
+            let message = format!("{flag} is not for chains: the CPU executor runs `{}`", file.display());
+            return Err(Error::new(ErrorKind::Usage, message).hint(format!("leave {flag} out")));
+        }
+        let stated = Stated { layout, model: described()? };
+        return Ok(Producer::Engine(Box::new(ChainPrefill::open(
+            &file,
+            verb.runtime.executor.options(verb.threads),
+            stated,
+        )?)));
+    }
+    if !is_package(&verb.prefill) && verb.prefill.join("config.json").is_file() {
+        if layout.is_some() || foreign.model.is_some() {
+            let message = "--layout and --model are for packages and dumps; an MLX model's cache is known";
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        let request = DecoderRequest { folder: verb.prefill.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
+        let model = self::described(&verb.prefill, host)?;
+        return Ok(Producer::Model(host.prefiller(&request)?, Box::new(model)));
+    }
+    let stated = Stated { layout, model: described()? };
+    let options = verb.runtime.options(verb.threads, stated, printer);
+    Ok(Producer::Engine(open_prefill(&verb.prefill, options)?))
+}
+
+/// The chain file that a path names, itself or by its folder.
+pub(in crate::commands) fn chain_file(path: &Path) -> Option<PathBuf> {
+    let inside = path.join("chain.toml");
+    if path.is_file() && path.extension().is_some_and(|e| e == "toml") {
+        return Some(path.to_owned());
+    }
+    inside.is_file().then_some(inside)
+}
+
+/// The rows of a dump, as the flags say.
+pub(super) fn dumped_rows(foreign: &Foreign, prompt_tokens: usize) -> LiveRows {
+    LiveRows {
+        live: foreign.live,
+        pad: foreign.pad,
+        ring_start: foreign.ring_start,
+        ..LiveRows::seen(foreign.tokens_seen.unwrap_or(prompt_tokens))
+    }
+}
