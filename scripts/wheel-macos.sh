@@ -58,4 +58,8 @@ export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$tools/cc
 scripts/check-macos.sh build --release --package kvbaton-python --features pyo3/extension-module
 module=${CARGO_TARGET_DIR:-target/macos-check}/aarch64-apple-darwin/release/lib_native.dylib
 "$python" scripts/inspect-macho.py "$module"
-"$python" scripts/pack-wheel.py "$module" "$out"
+wheel=$("$python" scripts/pack-wheel.py "$module" "$out")
+# What pip on a Mac makes of its name, tags and metadata.
+"$python" -m pip install --quiet --disable-pip-version-check --dry-run --platform macosx_13_0_arm64 \
+    --only-binary=:all: --no-deps --target "$tools/none" "$wheel"
+echo "$wheel"

@@ -37,8 +37,8 @@ class Decode:
         """Opens ``package`` and loads it. ``threads`` 0 takes all cores.
 
         ``engine`` is ``coreml`` on a Mac and ``cpu`` elsewhere, unless it is named. ``compute_units`` (``all``,
-        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``) and ``engine_timeout``, the seconds that loading may take, are Core
-        ML's.
+        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``) and ``engine_timeout``, the seconds that loading may take, are
+        Core ML's.
 
         Raises:
             UnavailableError: the engine is not of this system, or the system has no states.

@@ -169,7 +169,8 @@ def test_adopted_caches_hold_the_rows_and_the_view_is_given_away(monkeypatch: py
 def test_the_command_line_s_decoder_adopts_or_says_why_not(tmp_path: Path) -> None:
     decoder = MlxDecoder(tiny_models.build("llama_tied", tmp_path), "float16")
     adoption = json.loads(decoder.adoption())
-    assert adoption["free"] and "takes memory over" in adoption["because"]
+    assert adoption["free"]
+    assert "takes memory over" in adoption["because"]
     # 256 rows of 16 float16 lanes in two heads: a page.
     engine = FakePrefill(layers=3, kv_heads=2, head_dim=16, lengths=(256,))
     report = json.loads(decoder.adopt(engine(TOKENS[:-1]).cache._native, TOKENS))
@@ -184,7 +185,17 @@ def test_the_command_line_s_decoder_adopts_or_says_why_not(tmp_path: Path) -> No
 def test_a_run_says_which_path_it_took_and_how_it_knows(
     kvbaton_cli: Any, package: Path, model_folder: Path
 ) -> None:
-    arguments = ("run", "--prefill", package, "--decode", model_folder, "--prompt", "Once", "--max-tokens", "2")
+    arguments = (
+        "run",
+        "--prefill",
+        package,
+        "--decode",
+        model_folder,
+        "--prompt",
+        "Once",
+        "--max-tokens",
+        "2",
+    )
     for flags in ((), ("--no-stream",)):
         done = kvbaton_cli(*arguments, *flags, "--json")
         assert done.code == 0, done.stderr

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="Core ML is the
 def test_the_fake_writes_into_an_array_of_mlx_and_mlx_sees_it() -> None:
     found = inverse.probe()
     assert (found.engine, found.used, found.seen, found.stayed) == ("fake", True, True, True)
-    assert found.works and found.to_dict()["works"]
+    assert found.works
+    assert found.to_dict()["works"]
     assert found.mlx == mx.__version__
 
 
@@ -42,5 +43,7 @@ def test_memory_that_is_too_small_or_read_only_is_refused_untouched() -> None:
 
 
 def test_a_backing_that_was_not_used_is_no_way_without_a_copy() -> None:
-    found = inverse.Inverse("coreml", "0.32.4", "metal", used=False, seen=False, stayed=True, bytes_into_page=0)
+    found = inverse.Inverse(
+        "coreml", "0.32.4", "metal", used=False, seen=False, stayed=True, bytes_into_page=0
+    )
     assert not found.works

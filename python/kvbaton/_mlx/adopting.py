@@ -3,9 +3,9 @@
 Where it does (Metal), caches can lie in the surfaces that the Neural Engine wrote, without a copy.
 It is free only when two things hold, and both differ by version and back end: an array on foreign memory must
 *be* on that memory, and a write to it must happen in place. MLX 0.32.3 and earlier write in place, later versions
-copy the whole capacity at the first step. Both must say yes: what is known of the version, and addresses, which are
-measured. A version alone proves nothing, and a small array that happened to stay proves little about a version that is
-known to copy.
+copy the whole capacity at the first step. Both must say yes: what is known of the version, and addresses, which
+are measured. A version alone proves nothing, and a small array that happened to stay proves little about a version
+that is known to copy.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Adoption:
             return f"copied, not adopted: {who}: {self.because}, as measured by addresses"
         if not self.known:
             return (
-                f"copied, not adopted: {who}: a small array stayed in place when measured, but versions from {first} "
-                "on are known to copy at the first write"
+                f"copied, not adopted: {who}: a small array stayed in place when measured, but versions from "
+                f"{first} on are known to copy at the first write"
             )
         return f"{who} takes memory over and writes it in place, as measured by addresses and known before {first}"
 

@@ -50,9 +50,10 @@ def probe() -> Inverse:
         UnavailableError: MLX is not installed.
     """
     try:
-        import mlx.core as mx
+        import mlx.core as core
     except ImportError as error:
         raise UnavailableError(f"mlx is needed: {error}", hint="pip install 'kvbaton[mlx]'") from error
+    mx: Any = core
     # A page of MLX's own: smaller arrays share one.
     array = mx.zeros((PAGE_BYTES // 2,), dtype=mx.float16)
     mx.eval(array)
