@@ -1,7 +1,7 @@
 //! Rows that are decoded, encoded, or both.
 //!
-//! A few rows of all heads at a time are gathered into packed scratch, decoded to float32, encoded and scattered, so
-//! that kernels see packed slices whatever the strides of both sides are.
+//! In general a few rows of all heads at a time are gathered into packed scratch, decoded to float32, encoded and
+//! scattered, so that kernels see packed slices whatever the strides of both sides are; see [`Way`] for what is shorter.
 
 use kvbaton_kernels::{
     Affine, BoxMove, Elem, Int8Rows, OnOverflow, ScalePer, Tally, affine_dequantize, affine_quantize,
@@ -21,6 +21,18 @@ pub(crate) struct Coder<'a> {
     op: &'a CodedOp,
     sources: Vec<Scheme>,
     target: Scheme,
+    way: Way<'a>,
+}
+
+/// How rows get to the target.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// Decoded to float32, then encoded.
+    Through,
+    /// Values quantised from the type that they have, on which MLX's codes depend.
+    Quantize { values: &'a Place, grouped: Grouped },
+    /// Codes whose lanes become neighbouring floats, from where they are to where they go.
+    Scale { codes: &'a Coded, scale: Place },
 }
 
 /// What an encoding is to the kernels.
@@ -82,6 +94,7 @@ impl Scheme {
 /// Packed memory that rows pass through.
 #[derive(Default)]
 struct Scratch {
+    wide: Vec<f32>,
     values: Vec<u8>,
     codes: Vec<u8>,
     scales: Vec<u8>,
@@ -116,31 +129,23 @@ impl<'a> Coder<'a> {
     ///
     /// When a side's encoding lacks something, or is none that the kernels know.
     pub(crate) fn new(op: &'a CodedOp) -> Result<Coder<'a>, CopyError> {
-        let sources = op.sources.iter().map(|s| Scheme::new(&s.coded)).collect::<Result<_, _>>()?;
-        Ok(Coder { op, sources, target: Scheme::new(&op.dst)? })
-    }
-
-    /// Where the values are, if they are quantised from the type that they have: MLX's codes depend on it.
-    fn direct(&self) -> Option<(&'a Place, Grouped)> {
-        let (Scheme::Affine(grouped), [source], [Scheme::Plain]) =
-            (self.target, self.op.sources.as_slice(), self.sources.as_slice())
-        else {
-            return None;
+        let sources: Vec<Scheme> =
+            op.sources.iter().map(|s| Scheme::new(&s.coded)).collect::<Result<_, _>>()?;
+        let target = Scheme::new(&op.dst)?;
+        let way = match (op.sources.as_slice(), sources.as_slice(), target) {
+            ([source], [Scheme::Plain], Scheme::Affine(grouped))
+                if source.heads == op.heads && source.coded.elements.dtype == grouped.scale.dtype =>
+            {
+                Way::Quantize { values: &source.coded.elements, grouped }
+            }
+            ([source], [Scheme::Int8 { scale, .. }], Scheme::Plain)
+                if source.heads == op.heads && lanes_touch(&source.coded) && lanes_touch(&op.dst) =>
+            {
+                Way::Scale { codes: &source.coded, scale: *scale }
+            }
+            _ => Way::Through,
         };
-        let place = &source.coded.elements;
-        (place.dtype == grouped.scale.dtype && source.heads == self.op.heads).then_some((place, grouped))
-    }
-
-    /// Where scaled codes and their scales are, if their lanes become neighbouring floats.
-    fn scaled(&self) -> Option<(&'a Coded, &Place)> {
-        let (Scheme::Plain, [source], [Scheme::Int8 { scale, .. }]) =
-            (&self.target, self.op.sources.as_slice(), self.sources.as_slice())
-        else {
-            return None;
-        };
-        let (from, to) = (&source.coded.elements, &self.op.dst.elements);
-        let neighbours = from.strides_bytes[2] == 1 && to.strides_bytes[2] == elem(to.dtype).bytes();
-        (neighbours && source.heads == self.op.heads).then_some((&source.coded, scale))
+        Ok(Coder { op, sources, target, way })
     }
 
     /// Codes `count` rows from `start` on. Places in `tally` count rows from `start`.
@@ -159,50 +164,70 @@ impl<'a> Coder<'a> {
         tally: &mut Tally,
     ) {
         let (heads, lanes) = (self.op.heads.len(), self.op.lanes);
-        let at_once = (SCRATCH / (heads * lanes).max(1)).clamp(1, count.max(1));
-        let mut wide = vec![0_f32; heads * lanes * at_once];
+        // What passes through no scratch need not be cut.
+        let scratch_rows = (SCRATCH / (heads * lanes).max(1)).max(1);
+        let at_once = if matches!(self.way, Way::Scale { .. }) { count } else { scratch_rows.min(count) };
         let mut scratch = Scratch::default();
-        for down in (0..count).step_by(at_once) {
-            let rows = at_once.min(count - down);
-            let span = Span { heads, row: start + down, rows, lanes };
-            if let Some((place, affine)) = self.direct() {
-                let mut found = Tally::default();
-                // SAFETY: the caller's promise.
-                unsafe {
-                    requantize(place, &self.op.dst, affine, span, sources, targets, &mut scratch, &mut found)
-                };
-                if !found.is_clean() {
-                    tally.merge(&found.offset_by([0, down, 0]));
-                }
-                continue;
-            }
-            if let Some((side, scale)) = self.scaled() {
-                let mut found = Tally::default();
-                // SAFETY: the caller's promise.
-                unsafe { scale_rows(side, scale, &self.op.dst, span, sources, targets, policy, &mut found) };
-                if !found.is_clean() {
-                    tally.merge(&found.offset_by([0, down, 0]));
-                }
-                continue;
-            }
-            for (source, scheme) in self.op.sources.iter().zip(&self.sources) {
-                let part = Span { heads: source.heads.len(), ..span };
-                let first = (source.heads.start - self.op.heads.start) * rows * lanes;
-                let wide = &mut wide[first..first + part.values()];
-                // SAFETY: the caller's promise.
-                unsafe { decode(&source.coded, *scheme, part, sources, wide, &mut scratch) };
-            }
+        for down in (0..count).step_by(at_once.max(1)) {
+            let span = Span { heads, row: start + down, rows: at_once.min(count - down), lanes };
             let mut found = Tally::default();
             // SAFETY: the caller's promise.
             unsafe {
-                let wide = &wide[..span.values()];
-                encode(&self.op.dst, self.target, span, wide, targets, policy, &mut scratch, &mut found);
+                match self.way {
+                    Way::Quantize { values, grouped } => requantize(
+                        values,
+                        &self.op.dst,
+                        grouped,
+                        span,
+                        sources,
+                        targets,
+                        &mut scratch,
+                        &mut found,
+                    ),
+                    Way::Scale { codes, scale } => {
+                        scale_rows(codes, &scale, &self.op.dst, span, sources, targets, policy, &mut found);
+                    }
+                    Way::Through => self.through(span, sources, targets, policy, &mut scratch, &mut found),
+                }
             }
             if !found.is_clean() {
                 tally.merge(&found.offset_by([0, down, 0]));
             }
         }
     }
+
+    /// Decodes the rows of `span` from every source, and encodes them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Coder::code`].
+    unsafe fn through(
+        &self,
+        span: Span,
+        sources: &[&[u8]],
+        targets: &[TargetBase],
+        policy: OnOverflow,
+        scratch: &mut Scratch,
+        tally: &mut Tally,
+    ) {
+        let mut wide = std::mem::take(&mut scratch.wide);
+        wide.resize(span.values(), 0.0);
+        for (source, scheme) in self.op.sources.iter().zip(&self.sources) {
+            let part = Span { heads: source.heads.len(), ..span };
+            let first = (source.heads.start - self.op.heads.start) * span.rows * span.lanes;
+            let wide = &mut wide[first..first + part.values()];
+            // SAFETY: the caller's promise.
+            unsafe { decode(&source.coded, *scheme, part, sources, wide, scratch) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { encode(&self.op.dst, self.target, span, &wide, targets, policy, scratch, tally) };
+        scratch.wide = wide;
+    }
+}
+
+/// Whether the elements of a row lie side by side.
+fn lanes_touch(side: &Coded) -> bool {
+    side.elements.strides_bytes[2] == elem(side.elements.dtype).bytes()
 }
 
 /// Strides of a packed box.

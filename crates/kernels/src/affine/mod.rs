@@ -222,7 +222,7 @@ fn one_line(cpu: Cpu, (from, src): (Elem, *const u8), (to, dst): (Elem, *mut u8)
         unsafe { dst.copy_from_nonoverlapping(src, lanes * from.bytes()) };
         return;
     }
-    let line = Lines { src, src_stride: 0, dst, dst_stride: 0, lines: 1, lanes };
+    let line = Lines { src, src_stride: 0, dst, dst_stride: 0, lines: 1, lanes, stream: false };
     // SAFETY: as above.
     unsafe { cpu.convert(from, to, line) };
 }

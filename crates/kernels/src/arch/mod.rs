@@ -24,6 +24,12 @@ pub(crate) struct Lines {
     pub dst_stride: isize,
     pub lines: usize,
     pub lanes: usize,
+    /// As [`Matrix::stream`].
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "only AVX-512 has bodies that heed it")
+    )]
+    pub stream: bool,
 }
 
 /// A matrix to transpose: `rows` packed lines of `cols` elements become `cols` packed lines of `rows` elements.
@@ -35,11 +41,11 @@ pub(crate) struct Matrix {
     pub dst_stride: isize,
     pub rows: usize,
     pub cols: usize,
-    /// Whether the destination is memory that nobody reads soon. Bodies that can then write past the caches, which spares
-    /// reading the lines that are overwritten.
+    /// Whether the destination is memory that nobody reads soon. Bodies that can then write its whole cache lines past the
+    /// caches, which spares reading what is overwritten; [`Cpu::fence`] orders those writes.
     #[cfg_attr(
         not(target_arch = "x86_64"),
-        expect(dead_code, reason = "only AVX-512 has a body that heeds it")
+        expect(dead_code, reason = "only AVX-512 has bodies that heed it")
     )]
     pub stream: bool,
 }
@@ -120,16 +126,39 @@ impl Cpu {
         }
     }
 
-    /// Whether [`Matrix::stream`] is heeded for a destination at `dst` with lines `dst_stride` bytes apart.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn streams(self, dst: *const u8, dst_stride: isize) -> bool {
-        matches!(self, Cpu::Avx512(_)) && x86_64::avx512::streams(dst, dst_stride)
+    /// Whether lines `line_stride` bytes apart from `dst` on are whole cache lines, and this CPU's bodies can write those
+    /// past the caches.
+    pub(crate) fn streams(self, dst: *const u8, line_stride: isize) -> bool {
+        let whole = dst.addr().is_multiple_of(64) && line_stride.unsigned_abs().is_multiple_of(64);
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx512(_) => whole,
+            _ => false,
+        }
     }
 
-    /// Whether [`Matrix::stream`] is heeded: by no body of this architecture.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(crate) fn streams(self, _: *const u8, _: isize) -> bool {
-        false
+    /// Orders what [`Lines::stream`] and [`Matrix::stream`] wrote before every later store, such as one that tells another
+    /// thread of them.
+    pub(crate) fn fence(self) {
+        #[cfg(target_arch = "x86_64")]
+        if let Cpu::Avx512(_) = self {
+            // SAFETY: SSE is part of x86-64.
+            unsafe { std::arch::x86_64::_mm_sfence() };
+        }
+    }
+
+    /// Copies lines of `block.lanes` bytes, past the caches.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Cpu::convert`], and [`Cpu::streams`] is true of the destination, whose lines are whole cache lines.
+    pub(crate) unsafe fn stream_lines(self, block: Lines) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the capability exists only where its detection saw the features; the rest is the caller's promise.
+            Cpu::Avx512(_) => unsafe { x86_64::avx512::stream_lines(block) },
+            _ => unreachable!("only AVX-512 streams, not {self:?} lines of {} bytes", block.lanes),
+        }
     }
 
     /// Transposes a matrix of elements of `bytes` (1, 2, 4 or 8) bytes.

@@ -22,9 +22,9 @@ struct Stage([u8; STAGE]);
 
 /// Copies lines without conversion; lines that touch on both sides move as one.
 ///
-/// Short lines that are strided in the source and packed in the destination are gathered first: one long `memcpy` to the
-/// destination avoids reading the lines that it overwrites (with string moves or streaming stores, as the C library
-/// sees fit), which short ones cannot.
+/// Short lines of a large box would read every cache line that they overwrite. Whole cache lines are streamed instead,
+/// where the CPU can. Elsewhere short lines that are packed in the destination are gathered first: one long `memcpy`
+/// avoids the same (with string moves or streaming stores, as the C library sees fit).
 ///
 /// # Safety
 ///
@@ -41,6 +41,23 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, middle: Axis, lane: Axis) {
             line *= planes;
             planes = 1;
         }
+    }
+    if line < LONG_LINE && job.streams([outer.dst, middle.dst]) && line.is_multiple_of(64) {
+        for plane in 0..planes.cast_signed() {
+            // SAFETY: the plane's lines lie inside the box, and are whole cache lines of the destination.
+            unsafe {
+                job.cpu.stream_lines(Lines {
+                    src: job.src.offset(plane * outer.src),
+                    src_stride: middle.src,
+                    dst: job.dst.offset(plane * outer.dst),
+                    dst_stride: middle.dst,
+                    lines,
+                    lanes: line,
+                    stream: true,
+                });
+            }
+        }
+        return;
     }
     let gather = cfg!(target_arch = "x86_64")
         && line < LONG_LINE
@@ -93,7 +110,7 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, middle: Axis, lane: Axis) {
     }
 }
 
-/// Converts lines, block by block.
+/// Converts lines, block by block; the lines of a block that touch on both sides are converted as one.
 ///
 /// # Safety
 ///
@@ -101,6 +118,9 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, middle: Axis, lane: Axis) {
 pub(super) unsafe fn convert(job: &mut Job, outer: Axis, middle: Axis, lane: Axis) {
     let BoxMove { src: from, dst: to, .. } = *job.mv;
     let at_once = (BLOCK / lane.extent).max(1);
+    let touches = middle.src == (lane.extent * from.bytes()).cast_signed()
+        && middle.dst == (lane.extent * to.bytes()).cast_signed();
+    let stream = job.is_large();
     for plane in 0..outer.extent {
         for first in (0..middle.extent).step_by(at_once) {
             let lines = at_once.min(middle.extent - first);
@@ -116,8 +136,9 @@ pub(super) unsafe fn convert(job: &mut Job, outer: Axis, middle: Axis, lane: Axi
                         src_stride: middle.src,
                         dst: job.dst.offset(offset(outer.dst, middle.dst, to.bytes())),
                         dst_stride: middle.dst,
-                        lines,
-                        lanes,
+                        lines: if touches { 1 } else { lines },
+                        lanes: if touches { lines * lanes } else { lanes },
+                        stream,
                     };
                     if job.cpu.convert(from, to, block) {
                         job.settle([(outer, plane, 1), (middle, first, lines), (lane, start, lanes)]);

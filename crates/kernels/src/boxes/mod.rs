@@ -96,7 +96,12 @@ pub(crate) unsafe fn move_box_on(
             Route::Scattered => definition::move_box(mv, src, dst, policy, job.tally),
         }
     }
+    cpu.fence();
 }
+
+/// Bytes of a destination from which it is written past the caches: the rows of a cache are read by the decoder's next
+/// step, after everything else was written.
+pub(crate) const STREAM_FROM: usize = 1 << 17;
 
 /// A move under way.
 struct Job<'a> {
@@ -109,6 +114,17 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Whether the destination is too large to be found in a near cache by its reader.
+    fn is_large(&self) -> bool {
+        self.mv.elements() * self.mv.dst.bytes() >= STREAM_FROM
+    }
+
+    /// Whether a destination with lines at these strides is large, and whole cache lines that this CPU can write past its
+    /// caches.
+    fn streams(&self, dst_strides: [isize; 2]) -> bool {
+        self.is_large() && dst_strides.iter().all(|&stride| self.cpu.streams(self.dst, stride))
+    }
+
     /// Does a part again by the definition, which counts and clamps: the fast bodies only notice that there is a need.
     ///
     /// # Safety

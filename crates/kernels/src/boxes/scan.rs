@@ -51,6 +51,7 @@ pub unsafe fn scan_box(
                     dst_stride: 0,
                     lines: 1,
                     lanes,
+                    stream: false,
                 };
                 // SAFETY: the piece lies inside the box; a converted one fits `unread`.
                 if lanes_packed && !unsafe { cpu.convert(elem, through, line) } {

@@ -140,6 +140,46 @@ proptest! {
     }
 }
 
+/// A destination of cache lines, whose lines start `skip` bytes into one.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct CacheLine([u8; 64]);
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Boxes that are large enough to be written past the caches, on and off the boundaries of cache lines.
+    #[test]
+    fn large_boxes_match_the_definition(
+        (src, dst) in encodings(),
+        extents in ((1..4_usize, 300..600_usize, prop::sample::select(vec![64_usize, 96, 128])), order())
+            .prop_map(|((heads, rows, lanes), order)| order.map(|axis| [heads, rows, lanes][axis])),
+        orders in (order(), order()),
+        src_pad in prop::sample::select(vec![0_usize, 64, 6]),
+        dst_pad in prop::sample::select(vec![0_usize, 64, 6]),
+        skip in prop::sample::select(vec![0_usize, 24, 3]),
+        seed in any::<u64>(),
+    ) {
+        let (src_strides, src_bytes) = strides(extents, orders.0, src.bytes(), [0, src_pad, 0]);
+        let (dst_strides, dst_bytes) = strides(extents, orders.1, dst.bytes(), [0, dst_pad, 0]);
+        prop_assume!(extents.iter().product::<usize>() * dst.bytes() >= STREAM_FROM);
+        let mv = BoxMove { extents, src_strides, dst_strides, src, dst };
+        let case = Case { mv, src: noise(src, src_bytes, seed), dst_bytes, policy: OnOverflow::Count };
+        let expected = run(None, &case);
+        for cpu in Cpu::all() {
+            let mut lines = vec![CacheLine([UNTOUCHED; 64]); (skip + dst_bytes).div_ceil(64)];
+            let mut tally = Tally::default();
+            let to = lines.as_mut_ptr().cast::<u8>().wrapping_add(skip);
+            // SAFETY: both buffers span the box.
+            unsafe { move_box_on(cpu, &mv, case.src.as_ptr(), to, case.policy, &mut tally) };
+            prop_assert_eq!(tally, expected.1, "tally on {:?}", cpu);
+            let got = lines.iter().flat_map(|line| line.0);
+            let wrong = got.skip(skip).zip(&expected.0).position(|(got, expected)| got != *expected);
+            prop_assert!(wrong.is_none(), "byte {} on {:?}", wrong.unwrap_or(0), cpu);
+        }
+    }
+}
+
 /// A move of one line of `src` elements.
 fn line(src: Elem, dst: Elem, values: Vec<u8>, policy: OnOverflow) -> Case {
     let lanes = values.len() / src.bytes();

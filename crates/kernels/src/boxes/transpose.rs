@@ -22,14 +22,11 @@ struct Gather([u8; GATHER]);
 #[repr(C, align(64))]
 struct Stage([u8; STAGE]);
 
-/// Bytes of a box from which its destination is written past the caches: a cache's rows are read by the decoder's next
-/// step, after everything else was written.
-const STREAM_FROM: usize = 1 << 17;
-
 /// Transposes without conversion.
 ///
-/// A large destination of whole cache lines is streamed where the CPU can. Elsewhere, where it is packed, blocks are turned in a buffer and written by one long `memcpy`, which, as the C
-/// library sees fit, need not read the lines that it overwrites.
+/// A large destination of whole cache lines is streamed where the CPU can. Elsewhere, where it is packed, blocks are
+/// turned in a buffer and written by one long `memcpy`, which, as the C library sees fit, need not read the lines that it
+/// overwrites.
 ///
 /// # Safety
 ///
@@ -40,9 +37,7 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
     // Whole cache lines of the source.
     let grain = 64 / bytes;
     let cols_at_once = GATHER / line / grain * grain;
-    let stream = job.mv.elements() * bytes >= STREAM_FROM
-        && outer.dst.unsigned_abs().is_multiple_of(64)
-        && job.cpu.streams(job.dst, col.dst);
+    let stream = job.streams([outer.dst, col.dst]);
     let gather = !stream && cols_at_once > 0 && col.dst == line.cast_signed();
     let at_once = if gather { cols_at_once } else { col.extent };
     let mut lines = MaybeUninit::<Gather>::uninit();
@@ -80,6 +75,7 @@ pub(super) unsafe fn convert(job: &mut Job, outer: Axis, row: Axis, col: Axis) {
     let cols_at_once = SRC_LINE / from.bytes();
     let rows_at_once = STAGE / SRC_LINE;
     let mut stage = Stage([0; STAGE]);
+    let stream = job.is_large();
     for plane in 0..outer.extent {
         for first_col in (0..col.extent).step_by(cols_at_once) {
             let cols = cols_at_once.min(col.extent - first_col);
@@ -109,6 +105,7 @@ pub(super) unsafe fn convert(job: &mut Job, outer: Axis, row: Axis, col: Axis) {
                     dst_stride: col.dst,
                     lines: cols,
                     lanes: rows,
+                    stream,
                 };
                 // SAFETY: the buffer holds `cols` lines of `rows` elements, at most `STAGE` bytes; the block lies inside
                 // the box.

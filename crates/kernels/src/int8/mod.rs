@@ -173,6 +173,7 @@ unsafe fn decode_on(
     tally: &mut Tally,
 ) {
     rows.check();
+    let stream = rows.extents.iter().product::<usize>() * rows.value.bytes() >= boxes::STREAM_FROM;
     let mut factors = [0_f32; PIECE];
     for piece in rows.pieces() {
         let Piece { head, row, start, lanes, .. } = piece;
@@ -188,6 +189,7 @@ unsafe fn decode_on(
             dst_stride: rows.value_strides[1],
             lines: piece.rows,
             lanes,
+            stream,
         };
         // SAFETY: the piece lies inside the box.
         unsafe {
@@ -198,6 +200,7 @@ unsafe fn decode_on(
             }
         }
     }
+    cpu.fence();
 }
 
 /// Decodes by the definition, which counts and clamps.

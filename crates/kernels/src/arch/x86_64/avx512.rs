@@ -10,6 +10,20 @@ use crate::Elem;
 /// Elements of one step of a conversion: whole cache lines are written, which then need not be read first.
 const STEP: usize = 32;
 
+/// Stores a cache line, past the caches if `STREAM`.
+///
+/// # Safety
+///
+/// 64 bytes are writable at `at`, which is a multiple of 64 if `STREAM`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn store_line<const STREAM: bool>(at: *mut u8, line: __m512i) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if STREAM { _mm512_stream_si512(at.cast(), line) } else { _mm512_storeu_si512(at.cast(), line) }
+    }
+}
+
 /// # Safety
 ///
 /// `at` is readable for 16 elements.
@@ -54,25 +68,25 @@ unsafe fn load_i8(at: *const u8, scale: __m512) -> __m512 {
 
 /// # Safety
 ///
-/// `at` is writable for 32 elements.
+/// `at` is writable for 32 elements, and a multiple of 64 if `STREAM`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_f16(at: *mut u8, low: __m512, high: __m512) {
+unsafe fn store_f16<const STREAM: bool>(at: *mut u8, low: __m512, high: __m512) {
     let low = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(low);
     let high = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(high);
     let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
     // SAFETY: 64 writable bytes.
-    unsafe { _mm512_storeu_si512(at.cast(), both) }
+    unsafe { store_line::<STREAM>(at, both) }
 }
 
 /// Rounds to nearest even in integers; a NaN may come out as anything, see [`super::super::Cpu::convert`].
 ///
 /// # Safety
 ///
-/// `at` is writable for 32 elements.
+/// `at` is writable for 32 elements, and a multiple of 64 if `STREAM`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_bf16(at: *mut u8, low: __m512, high: __m512) {
+unsafe fn store_bf16<const STREAM: bool>(at: *mut u8, low: __m512, high: __m512) {
     let [low, high] = [low, high].map(|v| {
         let bits = _mm512_castps_si512(v);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -84,7 +98,7 @@ unsafe fn store_bf16(at: *mut u8, low: __m512, high: __m512) {
     let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     let both = _mm512_permutexvar_epi64(order, both);
     // SAFETY: 64 writable bytes.
-    unsafe { _mm512_storeu_si512(at.cast(), both) }
+    unsafe { store_line::<STREAM>(at, both) }
 }
 
 /// The instruction takes subnormal numbers for zero: right for floats that come from f16 alone, none of which is
@@ -92,25 +106,25 @@ unsafe fn store_bf16(at: *mut u8, low: __m512, high: __m512) {
 ///
 /// # Safety
 ///
-/// `at` is writable for 32 elements.
+/// `at` is writable for 32 elements, and a multiple of 64 if `STREAM`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,avx512bf16")]
 #[inline]
-unsafe fn store_bf16_of_f16(at: *mut u8, low: __m512, high: __m512) {
+unsafe fn store_bf16_of_f16<const STREAM: bool>(at: *mut u8, low: __m512, high: __m512) {
     let both = _mm512_cvtne2ps_pbh(high, low);
     // SAFETY: 64 writable bytes; both types are 512 bits without a meaning of their own.
-    unsafe { _mm512_storeu_si512(at.cast(), std::mem::transmute::<__m512bh, __m512i>(both)) }
+    unsafe { store_line::<STREAM>(at, std::mem::transmute::<__m512bh, __m512i>(both)) }
 }
 
 /// # Safety
 ///
-/// `at` is writable for 32 elements.
+/// `at` is writable for 32 elements, and a multiple of 64 if `STREAM`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 #[inline]
-unsafe fn store_f32(at: *mut u8, low: __m512, high: __m512) {
+unsafe fn store_f32<const STREAM: bool>(at: *mut u8, low: __m512, high: __m512) {
     // SAFETY: 128 writable bytes.
     unsafe {
-        _mm512_storeu_ps(at.cast(), low);
-        _mm512_storeu_ps(at.add(64).cast(), high);
+        store_line::<STREAM>(at, _mm512_castps_si512(low));
+        store_line::<STREAM>(at.add(64), _mm512_castps_si512(high));
     }
 }
 
@@ -140,7 +154,7 @@ macro_rules! conversion {
         /// As for [`super::super::Cpu::convert`].
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
         $(#[$features])*
-        pub(super) unsafe fn $name(block: Lines $(, $scales: &[f32])?) -> bool {
+        pub(super) unsafe fn $name<const STREAM: bool>(block: Lines $(, $scales: &[f32])?) -> bool {
             const FROM: usize = $from.bytes();
             const TO: usize = $to.bytes();
             let sign = _mm512_set1_epi32(0x7FFF_FFFF);
@@ -153,28 +167,31 @@ macro_rules! conversion {
                 unsafe {
                     let src = block.src.offset(at * block.src_stride);
                     let dst = block.dst.offset(at * block.dst_stride);
-                    let mut step = |lane: usize| {
+                    let mut step = |lane: usize, stream: bool| {
                         let (low, high) = ($load(src.add(lane * FROM) $(, $scale)?), $load(src.add((lane + 16) * FROM) $(, $scale)?));
                         for v in [low, high] {
                             let magnitude = _mm512_and_si512(_mm512_castps_si512(v), sign);
                             largest = _mm512_max_epu32(largest, magnitude);
                         }
-                        $store(dst.add(lane * TO), low, high);
+                        let to = dst.add(lane * TO);
+                        if stream { $store::<true>(to, low, high) } else { $store::<false>(to, low, high) }
                     };
                     if block.lanes < STEP {
                         let short = Lines { src, dst, lines: 1, ..block };
                         unusual |= tail!($from, $to, short, $($scales, line)?);
                         continue;
                     }
-                    // The first and the last step may do some elements twice.
-                    step(0);
+                    // The first and the last step may do some elements twice. The steps between write whole cache lines,
+                    // unless elements lie across them.
                     let mut lane = second_step(dst, TO);
+                    let stream = STREAM && dst.add(lane * TO).addr().is_multiple_of(64);
+                    step(0, stream && lane == STEP);
                     while lane + STEP <= block.lanes {
-                        step(lane);
+                        step(lane, stream);
                         lane += STEP;
                     }
                     if lane < block.lanes {
-                        step(block.lanes - STEP);
+                        step(block.lanes - STEP, false);
                     }
                 }
             }
@@ -210,10 +227,13 @@ conversion!(i8_to_f32, load_i8(scale), Elem::I8, store_f32, Elem::F32, scales);
 pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool {
     // SAFETY: the caller's promise is the body's.
     unsafe {
-        match to {
-            Elem::F16 => i8_to_f16(block, scales),
-            Elem::BF16 => i8_to_bf16(block, scales),
-            _ => i8_to_f32(block, scales),
+        match (to, block.stream) {
+            (Elem::F16, false) => i8_to_f16::<false>(block, scales),
+            (Elem::F16, true) => i8_to_f16::<true>(block, scales),
+            (Elem::BF16, false) => i8_to_bf16::<false>(block, scales),
+            (Elem::BF16, true) => i8_to_bf16::<true>(block, scales),
+            (_, false) => i8_to_f32::<false>(block, scales),
+            (_, true) => i8_to_f32::<true>(block, scales),
         }
     }
 }
@@ -225,14 +245,39 @@ pub(crate) unsafe fn int8_decode(to: Elem, block: Lines, scales: &[f32]) -> bool
 pub(super) unsafe fn convert(from: Elem, to: Elem, block: Lines) -> bool {
     // SAFETY: the caller's promise is the body's.
     unsafe {
-        match (from, to) {
-            (Elem::F16, Elem::BF16) => f16_to_bf16(block),
-            (Elem::F16, Elem::F32) => f16_to_f32(block),
-            (Elem::BF16, Elem::F16) => bf16_to_f16(block),
-            (Elem::BF16, Elem::F32) => bf16_to_f32(block),
-            (Elem::F32, Elem::F16) => f32_to_f16(block),
-            (Elem::F32, Elem::BF16) => f32_to_bf16(block),
+        match (from, to, block.stream) {
+            (Elem::F16, Elem::BF16, false) => f16_to_bf16::<false>(block),
+            (Elem::F16, Elem::BF16, true) => f16_to_bf16::<true>(block),
+            (Elem::F16, Elem::F32, false) => f16_to_f32::<false>(block),
+            (Elem::F16, Elem::F32, true) => f16_to_f32::<true>(block),
+            (Elem::BF16, Elem::F16, false) => bf16_to_f16::<false>(block),
+            (Elem::BF16, Elem::F16, true) => bf16_to_f16::<true>(block),
+            (Elem::BF16, Elem::F32, false) => bf16_to_f32::<false>(block),
+            (Elem::BF16, Elem::F32, true) => bf16_to_f32::<true>(block),
+            (Elem::F32, Elem::F16, false) => f32_to_f16::<false>(block),
+            (Elem::F32, Elem::F16, true) => f32_to_f16::<true>(block),
+            (Elem::F32, Elem::BF16, false) => f32_to_bf16::<false>(block),
+            (Elem::F32, Elem::BF16, true) => f32_to_bf16::<true>(block),
             _ => scalar::convert(from, to, block),
+        }
+    }
+}
+
+/// See [`super::super::Cpu::stream_lines`].
+///
+/// # Safety
+///
+/// As there.
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn stream_lines(block: Lines) {
+    for line in 0..block.lines.cast_signed() {
+        // SAFETY: the line is a whole number of cache lines, at a multiple of 64 bytes, inside the block.
+        unsafe {
+            let src = block.src.offset(line * block.src_stride);
+            let dst = block.dst.offset(line * block.dst_stride);
+            for at in (0..block.lanes).step_by(64) {
+                store_line::<true>(dst.add(at), _mm512_loadu_si512(src.add(at).cast()));
+            }
         }
     }
 }
@@ -251,30 +296,11 @@ fn load_pieces<const ROWS: usize>(g: &Gathered<ROWS>, first: usize, apart: usize
     }
 }
 
-/// Whether lines are whole cache lines, as streaming stores need them.
-pub(crate) fn streams(dst: *const u8, dst_stride: isize) -> bool {
-    dst.addr().is_multiple_of(64) && dst_stride.unsigned_abs().is_multiple_of(64)
-}
-
-/// Stores a cache line, past the caches if `STREAM`.
-///
-/// # Safety
-///
-/// 64 bytes are writable at `at`, which is a multiple of 64 if `STREAM`.
-#[target_feature(enable = "avx512f")]
-#[inline]
-unsafe fn store_line<const STREAM: bool>(at: *mut u8, line: __m512i) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if STREAM { _mm512_stream_si512(at.cast(), line) } else { _mm512_storeu_si512(at.cast(), line) }
-    }
-}
-
 macro_rules! transpose {
     ($name:ident, $bytes:literal, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
-        /// As for [`super::super::Cpu::transpose`]; [`streams`] holds for the destination if `STREAM`.
+        /// As for [`super::super::Cpu::transpose`]; [`super::super::Cpu::streams`] is true of the destination if `STREAM`.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
         unsafe fn $name<const STREAM: bool>(m: Matrix) {
             /// Elements of a 16-byte piece: pieces are square blocks, four side by side in a register.
@@ -307,7 +333,8 @@ transpose!(transpose_8, 8, _mm512_unpacklo_epi64, _mm512_unpackhi_epi64, [+], [0
 /// As for [`super::super::Cpu::transpose`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
-    let stream = m.stream && streams(m.dst, m.dst_stride);
+    let stream =
+        m.stream && m.dst.addr().is_multiple_of(64) && m.dst_stride.unsigned_abs().is_multiple_of(64);
     // SAFETY: the caller's promise is the body's; what streaming needs was just checked.
     unsafe {
         match (bytes, stream) {
@@ -321,10 +348,6 @@ pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
             (8, true) => transpose_8::<true>(m),
             (other, _) => unreachable!("no element has {other} bytes"),
         }
-    }
-    if stream {
-        // Streaming stores are not ordered with the stores that tell another thread of them.
-        _mm_sfence();
     }
 }
 

@@ -62,10 +62,10 @@ impl Avx512 {
     pub(super) unsafe fn convert(self, from: Elem, to: Elem, block: Lines) -> bool {
         // SAFETY: `self` exists only if `new` saw the features; the rest is the caller's promise.
         unsafe {
-            if self.bf16 && (from, to) == (Elem::F16, Elem::BF16) {
-                avx512::f16_to_bf16_directly(block)
-            } else {
-                avx512::convert(from, to, block)
+            match (from, to, block.stream) {
+                (Elem::F16, Elem::BF16, false) if self.bf16 => avx512::f16_to_bf16_directly::<false>(block),
+                (Elem::F16, Elem::BF16, true) if self.bf16 => avx512::f16_to_bf16_directly::<true>(block),
+                _ => avx512::convert(from, to, block),
             }
         }
     }
