@@ -126,15 +126,13 @@ impl Cpu {
         }
     }
 
-    /// Whether lines `line_stride` bytes apart from `dst` on are whole cache lines, and this CPU's bodies can write those
-    /// past the caches.
-    pub(crate) fn streams(self, dst: *const u8, line_stride: isize) -> bool {
-        let whole = dst.addr().is_multiple_of(64) && line_stride.unsigned_abs().is_multiple_of(64);
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Cpu::Avx512(_) => whole,
-            _ => false,
+    /// Whether this CPU's bodies can write past its caches, see [`Lines::stream`].
+    pub(crate) fn can_stream(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if let Cpu::Avx512(_) = self {
+            return true;
         }
+        false
     }
 
     /// Orders what [`Lines::stream`] and [`Matrix::stream`] wrote before every later store, such as one that tells another
@@ -147,17 +145,21 @@ impl Cpu {
         }
     }
 
-    /// Copies lines of `block.lanes` bytes, past the caches.
+    /// Copies lines of `block.lanes` bytes; their whole cache lines past the caches if `block.stream` and the CPU can.
     ///
     /// # Safety
     ///
-    /// As for [`Cpu::convert`], and [`Cpu::streams`] is true of the destination, whose lines are whole cache lines.
-    pub(crate) unsafe fn stream_lines(self, block: Lines) {
-        match self {
+    /// As for [`Cpu::convert`].
+    pub(crate) unsafe fn copy_lines(self, block: Lines) {
+        // SAFETY: the capability exists only where its detection saw the features; the rest is the caller's promise.
+        unsafe {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the capability exists only where its detection saw the features; the rest is the caller's promise.
-            Cpu::Avx512(_) => unsafe { x86_64::avx512::stream_lines(block) },
-            _ => unreachable!("only AVX-512 streams, not {self:?} lines of {} bytes", block.lanes),
+            if let Cpu::Avx512(_) = self
+                && block.stream
+            {
+                return x86_64::avx512::stream_lines(block);
+            }
+            scalar::copy_lines(block);
         }
     }
 

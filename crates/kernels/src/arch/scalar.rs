@@ -89,6 +89,20 @@ pub(super) unsafe fn convert_scaled(from: Elem, to: Elem, block: Lines, scales: 
 
 /// # Safety
 ///
+/// As for [`super::Cpu::copy_lines`].
+pub(super) unsafe fn copy_lines(block: Lines) {
+    for line in 0..block.lines.cast_signed() {
+        // SAFETY: the line lies inside the block.
+        unsafe {
+            let src = block.src.offset(line * block.src_stride);
+            let dst = block.dst.offset(line * block.dst_stride);
+            dst.copy_from_nonoverlapping(src, block.lanes);
+        }
+    }
+}
+
+/// # Safety
+///
 /// As for [`super::Cpu::transpose`].
 pub(super) unsafe fn transpose(bytes: usize, m: Matrix) {
     // SAFETY: the caller's promise is the body's.

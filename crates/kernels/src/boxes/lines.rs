@@ -13,7 +13,7 @@ const STAGE: usize = 32768;
 /// Bytes of one plane that are gathered at once.
 const GATHERED: usize = 8192;
 
-/// Lines at least this long are handed to `memcpy` as they are.
+/// Lines at least this long are copied as they are.
 const LONG_LINE: usize = 2048;
 
 /// A gather buffer, a cache line's alignment.
@@ -22,9 +22,9 @@ struct Stage([u8; STAGE]);
 
 /// Copies lines without conversion; lines that touch on both sides move as one.
 ///
-/// Short lines of a large box would read every cache line that they overwrite. Whole cache lines are streamed instead,
-/// where the CPU can. Elsewhere short lines that are packed in the destination are gathered first: one long `memcpy`
-/// avoids the same (with string moves or streaming stores, as the C library sees fit).
+/// Long lines, and short ones that are whole cache lines, are copied as they are, past the caches if the box is large.
+/// Other short lines of a box would have every cache line read that they overwrite: if they are packed in the
+/// destination, they are gathered first and written as a long one.
 ///
 /// # Safety
 ///
@@ -42,35 +42,26 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, middle: Axis, lane: Axis) {
             planes = 1;
         }
     }
-    if line < LONG_LINE && job.streams([outer.dst, middle.dst]) && line.is_multiple_of(64) {
+    let stream = job.stream();
+    let whole = job.whole_lines([outer.dst, middle.dst], line);
+    let gather = cfg!(target_arch = "x86_64")
+        && line < LONG_LINE
+        && lines * line >= LONG_LINE
+        && middle.dst == line.cast_signed()
+        && !(stream && whole);
+    if !gather {
         for plane in 0..planes.cast_signed() {
-            // SAFETY: the plane's lines lie inside the box, and are whole cache lines of the destination.
+            // SAFETY: the plane's lines lie inside the box.
             unsafe {
-                job.cpu.stream_lines(Lines {
+                job.cpu.copy_lines(Lines {
                     src: job.src.offset(plane * outer.src),
                     src_stride: middle.src,
                     dst: job.dst.offset(plane * outer.dst),
                     dst_stride: middle.dst,
                     lines,
                     lanes: line,
-                    stream: true,
+                    stream: stream && (whole || line >= LONG_LINE),
                 });
-            }
-        }
-        return;
-    }
-    let gather = cfg!(target_arch = "x86_64")
-        && line < LONG_LINE
-        && lines * line >= LONG_LINE
-        && middle.dst == line.cast_signed();
-    if !gather {
-        for n in 0..planes * lines {
-            let (plane, line_of) = ((n / lines).cast_signed(), (n % lines).cast_signed());
-            // SAFETY: the line lies inside the box.
-            unsafe {
-                let from = job.src.offset(plane * outer.src + line_of * middle.src);
-                let to = job.dst.offset(plane * outer.dst + line_of * middle.dst);
-                to.copy_from_nonoverlapping(from, line);
             }
         }
         return;
@@ -101,10 +92,15 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, middle: Axis, lane: Axis) {
                         staged.copy_from_nonoverlapping(from, line);
                     }
                 }
-                for p in 0..planes {
-                    let staged = stage.0.as_ptr().add(p * plane_bytes);
-                    to.offset(p.cast_signed() * outer.dst).copy_from_nonoverlapping(staged, plane_bytes);
-                }
+                job.cpu.copy_lines(Lines {
+                    src: stage.0.as_ptr(),
+                    src_stride: plane_bytes.cast_signed(),
+                    dst: to,
+                    dst_stride: outer.dst,
+                    lines: planes,
+                    lanes: plane_bytes,
+                    stream,
+                });
             }
         }
     }
@@ -120,7 +116,7 @@ pub(super) unsafe fn convert(job: &mut Job, outer: Axis, middle: Axis, lane: Axi
     let at_once = (BLOCK / lane.extent).max(1);
     let touches = middle.src == (lane.extent * from.bytes()).cast_signed()
         && middle.dst == (lane.extent * to.bytes()).cast_signed();
-    let stream = job.is_large();
+    let stream = job.stream();
     for plane in 0..outer.extent {
         for first in (0..middle.extent).step_by(at_once) {
             let lines = at_once.min(middle.extent - first);

@@ -114,15 +114,16 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Whether the destination is too large to be found in a near cache by its reader.
-    fn is_large(&self) -> bool {
-        self.mv.elements() * self.mv.dst.bytes() >= STREAM_FROM
+    /// Whether the destination is written past the caches: it is too large to be found in a near one by its reader.
+    fn stream(&self) -> bool {
+        self.cpu.can_stream() && self.mv.elements() * self.mv.dst.bytes() >= STREAM_FROM
     }
 
-    /// Whether a destination with lines at these strides is large, and whole cache lines that this CPU can write past its
-    /// caches.
-    fn streams(&self, dst_strides: [isize; 2]) -> bool {
-        self.is_large() && dst_strides.iter().all(|&stride| self.cpu.streams(self.dst, stride))
+    /// Whether lines at these strides of the destination, `line` bytes long, are whole cache lines.
+    fn whole_lines(&self, dst_strides: [isize; 2], line: usize) -> bool {
+        self.dst.addr().is_multiple_of(64)
+            && line.is_multiple_of(64)
+            && dst_strides.iter().all(|stride| stride.unsigned_abs().is_multiple_of(64))
     }
 
     /// Does a part again by the definition, which counts and clamps: the fast bodies only notice that there is a need.

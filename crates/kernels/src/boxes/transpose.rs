@@ -24,9 +24,8 @@ struct Stage([u8; STAGE]);
 
 /// Transposes without conversion.
 ///
-/// A large destination of whole cache lines is streamed where the CPU can. Elsewhere, where it is packed, blocks are
-/// turned in a buffer and written by one long `memcpy`, which, as the C library sees fit, need not read the lines that it
-/// overwrites.
+/// A large destination of whole cache lines is written past the caches where the CPU can. Elsewhere, where it is packed,
+/// blocks are turned in a buffer and written as one long line, for which what it overwrites need not be read.
 ///
 /// # Safety
 ///
@@ -37,8 +36,9 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
     // Whole cache lines of the source.
     let grain = 64 / bytes;
     let cols_at_once = GATHER / line / grain * grain;
-    let stream = job.streams([outer.dst, col.dst]);
-    let gather = !stream && cols_at_once > 0 && col.dst == line.cast_signed();
+    let stream = job.stream();
+    let whole = stream && job.whole_lines([outer.dst, col.dst], 64);
+    let gather = !whole && cols_at_once > 0 && col.dst == line.cast_signed();
     let at_once = if gather { cols_at_once } else { col.extent };
     let mut lines = MaybeUninit::<Gather>::uninit();
     for plane in 0..outer.extent.cast_signed() {
@@ -54,11 +54,28 @@ pub(super) unsafe fn copy(job: &Job, outer: Axis, row: Axis, col: Axis) {
                 } else {
                     (dst, col.dst)
                 };
-                let matrix =
-                    Matrix { src, src_stride: row.src, dst: to, dst_stride, rows: row.extent, cols, stream };
+                let matrix = Matrix {
+                    src,
+                    src_stride: row.src,
+                    dst: to,
+                    dst_stride,
+                    rows: row.extent,
+                    cols,
+                    stream: whole,
+                };
                 job.cpu.transpose(bytes, matrix);
                 if gather {
-                    dst.copy_from_nonoverlapping(lines.as_ptr().cast::<u8>(), cols * line);
+                    let bytes = cols * line;
+                    let src = lines.as_ptr().cast::<u8>();
+                    job.cpu.copy_lines(Lines {
+                        src,
+                        src_stride: 0,
+                        dst,
+                        dst_stride: 0,
+                        lines: 1,
+                        lanes: bytes,
+                        stream,
+                    });
                 }
             }
         }
@@ -75,7 +92,7 @@ pub(super) unsafe fn convert(job: &mut Job, outer: Axis, row: Axis, col: Axis) {
     let cols_at_once = SRC_LINE / from.bytes();
     let rows_at_once = STAGE / SRC_LINE;
     let mut stage = Stage([0; STAGE]);
-    let stream = job.is_large();
+    let stream = job.stream();
     for plane in 0..outer.extent {
         for first_col in (0..col.extent).step_by(cols_at_once) {
             let cols = cols_at_once.min(col.extent - first_col);

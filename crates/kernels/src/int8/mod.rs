@@ -173,7 +173,8 @@ unsafe fn decode_on(
     tally: &mut Tally,
 ) {
     rows.check();
-    let stream = rows.extents.iter().product::<usize>() * rows.value.bytes() >= boxes::STREAM_FROM;
+    let stream =
+        cpu.can_stream() && rows.extents.iter().product::<usize>() * rows.value.bytes() >= boxes::STREAM_FROM;
     let mut factors = [0_f32; PIECE];
     for piece in rows.pieces() {
         let Piece { head, row, start, lanes, .. } = piece;

@@ -263,7 +263,7 @@ pub(super) unsafe fn convert(from: Elem, to: Elem, block: Lines) -> bool {
     }
 }
 
-/// See [`super::super::Cpu::stream_lines`].
+/// [`super::super::Cpu::copy_lines`] with whole cache lines written past the caches.
 ///
 /// # Safety
 ///
@@ -271,12 +271,21 @@ pub(super) unsafe fn convert(from: Elem, to: Elem, block: Lines) -> bool {
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn stream_lines(block: Lines) {
     for line in 0..block.lines.cast_signed() {
-        // SAFETY: the line is a whole number of cache lines, at a multiple of 64 bytes, inside the block.
+        // SAFETY: the line lies inside the block; what is streamed starts at a multiple of 64 bytes.
         unsafe {
             let src = block.src.offset(line * block.src_stride);
             let dst = block.dst.offset(line * block.dst_stride);
-            for at in (0..block.lanes).step_by(64) {
+            let head = (dst.addr().next_multiple_of(64) - dst.addr()).min(block.lanes);
+            let end = head + (block.lanes - head) / 64 * 64;
+            // Most lines have neither head nor tail, and are short: a call for nothing would cost as much as the line.
+            if head > 0 {
+                dst.copy_from_nonoverlapping(src, head);
+            }
+            for at in (head..end).step_by(64) {
                 store_line::<true>(dst.add(at), _mm512_loadu_si512(src.add(at).cast()));
+            }
+            if end < block.lanes {
+                dst.add(end).copy_from_nonoverlapping(src.add(end), block.lanes - end);
             }
         }
     }
@@ -300,7 +309,7 @@ macro_rules! transpose {
     ($name:ident, $bytes:literal, $low:ident, $high:ident, $rounds:tt, [$($n:literal)*]) => {
         /// # Safety
         ///
-        /// As for [`super::super::Cpu::transpose`]; [`super::super::Cpu::streams`] is true of the destination if `STREAM`.
+        /// As for [`super::super::Cpu::transpose`]; lines of the destination are whole cache lines if `STREAM`.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
         unsafe fn $name<const STREAM: bool>(m: Matrix) {
             /// Elements of a 16-byte piece: pieces are square blocks, four side by side in a register.
