@@ -7,22 +7,27 @@
         model, tokenizer, handoff.remaining_tokens, prompt_cache=handoff.prompt_cache
     ): …
 
-Importing this package needs numpy alone; mlx-lm and coremltools are imported when they are used.
+Importing this package imports nothing else; numpy, mlx-lm and coremltools are imported when they are used.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from . import errors
 from ._native import __version__, weights_digest
-from .cache import CacheView, Finding, LayerView, Scan
-from .compatible import check_compatible
-from .coreml import CoreMLInputs, GrowingCache, to_coreml
-from .decode import Decode
 from .errors import KvbatonError
-from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
-from .prefill import Prefill, PrefillResult
-from .report import Activations, HandoffReport, PrefillReport
-from .verification import Thresholds, VerifyReport, verify
+
+if TYPE_CHECKING:
+    from .cache import CacheView, Finding, LayerView, Scan
+    from .compatible import check_compatible
+    from .coreml import CoreMLInputs, GrowingCache, to_coreml
+    from .decode import Decode
+    from .mlx import Handoff, from_mlx, prefill_to_mlx, to_mlx
+    from .prefill import Prefill, PrefillResult
+    from .report import Activations, HandoffReport, PrefillReport
+    from .verification import Thresholds, VerifyReport, verify
 
 __all__ = [
     "Activations",
@@ -51,3 +56,32 @@ __all__ = [
     "verify",
     "weights_digest",
 ]
+
+_HOME = {
+    "cache": ("CacheView", "Finding", "LayerView", "Scan"),
+    "compatible": ("check_compatible",),
+    "coreml": ("CoreMLInputs", "GrowingCache", "to_coreml"),
+    "decode": ("Decode",),
+    "mlx": ("Handoff", "from_mlx", "prefill_to_mlx", "to_mlx"),
+    "prefill": ("Prefill", "PrefillResult"),
+    "report": ("Activations", "HandoffReport", "PrefillReport"),
+    "verification": ("Thresholds", "VerifyReport", "verify"),
+}
+"""Modules and what they give to this one. The command line starts here, too, and most commands need no numpy."""
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is asked for the first time."""
+    if name in _HOME:
+        return importlib.import_module(f".{name}", __name__)
+    for module, names in _HOME.items():
+        if name in names:
+            value: object = getattr(importlib.import_module(f".{module}", __name__), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Everything public."""
+    return __all__

@@ -286,6 +286,11 @@ impl Tensor {
         }
     }
 
+    /// Whether some elements are the same memory.
+    pub(crate) fn repeats(&self) -> bool {
+        self.shape.iter().zip(&self.strides).any(|(d, s)| *d > 1 && *s == 0)
+    }
+
     /// The same values in memory that no other tensor sees and where each has its own place: this tensor's, if it
     /// has no other owner, or a copy.
     pub(crate) fn into_exclusive(mut self, cx: &Context) -> Result<Tensor, String> {
@@ -296,8 +301,7 @@ impl Tensor {
             Data::Bool(values) => Arc::get_mut(values).is_some(),
             Data::Weights(_) | Data::Half(_) | Data::Compressed(_) | Data::Given(_) => false,
         };
-        let repeats = self.shape.iter().zip(&self.strides).any(|(d, s)| *d > 1 && *s == 0);
-        if alone && !repeats {
+        if alone && !self.repeats() {
             return Ok(self);
         }
         Ok(match &self.data {

@@ -1,7 +1,7 @@
 //! `concat` and `stack`: tensors side by side along one axis, or along a new one.
 
 use super::{Form, Op, Reason, axis_of};
-use crate::tensor::{Context, Data, Tensor, count, is_float};
+use crate::tensor::{Context, Data, RowOffsets, Tensor, count, is_float};
 use crate::tile::Step;
 use kvbaton_kernels::rows;
 use kvbaton_memory::Buffer;
@@ -76,10 +76,11 @@ impl Op for Concat {
             return Ok(vec![stacked(cx, operands, shape)?]);
         }
         // Every operand gives one piece of each round.
-        let rounds = match self.how {
-            How::Interleaved => count(&shapes[0][..=axis]),
-            How::SideBySide | How::Stacked => count(&shape[..axis]),
+        let lead = match self.how {
+            How::Interleaved => axis + 1,
+            How::SideBySide | How::Stacked => axis,
         };
+        let rounds = count(&shapes[0][..lead]);
         if is_float(self.dtype) {
             let mut values = cx.pool.take(total);
             if rounds == 1 {
@@ -92,6 +93,19 @@ impl Op for Concat {
             } else {
                 let (mut at, row) = (0, total / rounds);
                 for t in operands {
+                    if t.repeats() {
+                        // As a packed copy it would be many times what it is, a mask as large as the scores.
+                        let starts = RowOffsets::new(&t.shape[..lead], &t.strides[..lead], 0);
+                        let width = t.count() / rounds;
+                        for o in 0..rounds {
+                            let mut one = t.clone();
+                            one.offset += starts.get(o);
+                            one.shape[..lead].fill(1);
+                            one.copy_to(cx.isa, &mut values[o * row + at..][..width])?;
+                        }
+                        at += width;
+                        continue;
+                    }
                     let packed = t.to_packed(cx)?;
                     let from = packed.packed_singles().ok_or("not packed")?;
                     let width = t.count() / rounds;

@@ -25,21 +25,28 @@ impl Op for Select {
         let shape =
             broadcast_shape(&broadcast_shape(&operands[1].shape, &operands[2].shape)?, &operands[0].shape)?;
         let condition = operands[0].broadcast(&shape)?.bool_values()?;
-        let (a, b) = (operands[1].broadcast(&shape)?, operands[2].broadcast(&shape)?);
+        let n = condition.len();
+        // One value stays one: masks choose between two of them, and a mask is as large as the scores.
+        let side = |operand: &Tensor| {
+            if operand.count() == 1 { Ok(operand.clone()) } else { operand.broadcast(&shape) }
+        };
+        let (a, b) = (side(&operands[1])?, side(&operands[2])?);
+        let (a_step, b_step) = (usize::from(a.count() > 1), usize::from(b.count() > 1));
         let tensor = if is_float(self.dtype) {
             let (a, b) = (a.float_values(cx.isa)?, b.float_values(cx.isa)?);
-            let mut values = cx.pool.take(condition.len());
+            let mut values = cx.pool.take(n);
             for (i, v) in values.iter_mut().enumerate() {
-                *v = if condition[i] { a[i] } else { b[i] };
+                *v = if condition[i] { a[i * a_step] } else { b[i * b_step] };
             }
             Tensor::floats(self.dtype, shape, values)
         } else if self.dtype == DataType::Bool {
             let (a, b) = (a.bool_values()?, b.bool_values()?);
-            Tensor::bools(shape, (0..a.len()).map(|i| if condition[i] { a[i] } else { b[i] }).collect())
+            let pick = |i: usize| if condition[i] { a[i * a_step] } else { b[i * b_step] };
+            Tensor::bools(shape, (0..n).map(pick).collect())
         } else {
             let (a, b) = (a.int_values()?, b.int_values()?);
-            let values = (0..a.len()).map(|i| if condition[i] { a[i] } else { b[i] }).collect();
-            Tensor::ints(self.dtype, shape, values)
+            let pick = |i: usize| if condition[i] { a[i * a_step] } else { b[i * b_step] };
+            Tensor::ints(self.dtype, shape, (0..n).map(pick).collect())
         };
         Ok(vec![tensor])
     }
