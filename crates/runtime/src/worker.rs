@@ -85,6 +85,7 @@ impl<R: Runtime> Worker<R> {
             return Ok(known.clone());
         }
         let system = self.runtime.system();
+        system.require("compiling a package", (13, 0))?;
         let compiled = match cache {
             Some(cache) => cache.compiled(path, &system, |p| self.runtime.compile(p))?,
             None => self.runtime.compile(path)?,
