@@ -46,7 +46,7 @@ pub use cpu::{CpuPrefill, Stated};
 pub use decode::{CpuDecode, Decode};
 pub use digest::{DigestCache, files_digest, weights_digest};
 pub use dump::open_dump;
-pub use engine::{Engine, EngineOptions, Waiting, open_decode, open_prefill};
+pub use engine::{Engine, EngineOptions, Waiting, open_chain, open_decode, open_prefill};
 pub use error::{Error, ErrorKind};
 pub use handoff::{Filled, HandoffOptions, Target, Wanted, hand_off, hand_off_to};
 pub use kvbaton_copy::{CopyOptions, CopyStats, Memcpy, OnOverflow, Threads};
