@@ -43,7 +43,7 @@ pub use chain::{ChainFile, ChainPrefill, StageFile, StatedLayout};
 pub use chunks::ChunkTime;
 pub use compatible::{Waived, check_compatible};
 pub use cpu::{CpuPrefill, Stated};
-pub use decode::{CpuDecode, Decode};
+pub use decode::{CpuDecode, Decode, DecodeFacts};
 pub use digest::{DigestCache, files_digest, weights_digest};
 pub use dump::open_dump;
 pub use engine::{Engine, EngineOptions, Waiting, open_chain, open_decode, open_prefill};
