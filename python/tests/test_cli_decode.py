@@ -176,7 +176,16 @@ def test_a_chain_is_the_executor_s(
     (chain / "chain.toml").write_text("format = 1\n")
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
     model = made / "llama_tied"
-    verify = ("verify", "--prompts", tmp_path / "prompts.jsonl", "--decode", model, f"--{flag}", value, "--json")
+    verify = (
+        "verify",
+        "--prompts",
+        tmp_path / "prompts.jsonl",
+        "--decode",
+        model,
+        f"--{flag}",
+        value,
+        "--json",
+    )
     for path in (chain, chain / "chain.toml"):
         for done in (
             run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=path, decode=model, **{flag: value}),

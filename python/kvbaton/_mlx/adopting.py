@@ -142,7 +142,7 @@ _adopted = False
 
 
 def settle(engine: _native.NativePrefill) -> None:
-    """Waits for all work of MLX on memory that it took over, and says so to ``engine``, which may then write there again.
+    """Waits for MLX's work on memory that it took over, and tells ``engine``, which may then write there again.
 
     The engine itself refuses to as long as MLX has the memory, and until this was said.
     """
