@@ -22,7 +22,6 @@ struct Rig {
 
 /// The fake runtime under the reader's test package of two functions.
 fn rig(habits: Habits) -> Rig {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mil/testdata/two_functions.mlpackage");
     let model = serde_json::json!({
         "architecture": "llama", "vocab_size": 48, "dtype": "float16",
         "rope": {"kind": "half-split", "theta": 10000.0, "dims": DIM, "scaling": {"kind": "default"}},
@@ -30,6 +29,11 @@ fn rig(habits: Habits) -> Rig {
     });
     let model = Some(serde_json::from_value(model).unwrap());
     let stated = Stated { layout: Some(presets::get("kvbaton-stacked").unwrap()), model };
+    rig_on("two_functions.mlpackage", stated, habits)
+}
+
+fn rig_on(package: &str, stated: Stated, habits: Habits) -> Rig {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mil/testdata").join(package);
     let tally = Arc::new(Tally::default());
     let counted = tally.clone();
     let session = Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()));
@@ -80,6 +84,18 @@ fn a_second_prediction_is_refused_while_the_first_cache_is_held() {
     assert_eq!(engine.prefill(&[4]).unwrap_err().kind(), ErrorKind::Lease);
     drop(first);
     assert!(engine.prefill(&[4]).is_ok());
+}
+
+#[test]
+fn the_only_function_of_a_package_is_asked_for_without_its_name() {
+    // A system on which functions cannot be named.
+    let old = || Habits { version: (14, 3), ..Habits::default() };
+    let Rig { mut engine, .. } = rig_on("plain.mlpackage", Stated::default(), old());
+    let done = engine.prefill(&[1, 2, 3]).unwrap();
+    assert_eq!(done.report.function, "main");
+    hand_over(&done.cache, &[1, 2, 3]);
+    let refused = rig(old()).engine.prefill(&[1]).unwrap_err();
+    assert!(refused.to_string().contains("a package of several functions needs macOS 15.0"), "{refused}");
 }
 
 #[test]

@@ -233,9 +233,16 @@ impl SelftestReport {
     pub fn to_markdown(&self) -> String {
         let machine = &self.machine;
         let mut text = format!(
-            "# kvbaton selftest: {}\n\nkvbaton {}, {} {}, {}, {} cores; package: {}\n\n\
+            "# kvbaton selftest: {}\n\nkvbaton {}, {} {} on {}, {}, {} cores; package: {}\n\n\
              | group | probe | status | seconds | found |\n|---|---|---|---|---|\n",
-            self.verdict, machine.kvbaton, machine.os, machine.arch, machine.cpu, machine.cores, self.package
+            self.verdict,
+            machine.kvbaton,
+            machine.os,
+            machine.os_version.as_deref().unwrap_or("of unknown version"),
+            machine.arch,
+            machine.cpu,
+            machine.cores,
+            self.package
         );
         for probe in &self.probes {
             let status = match probe.status {
