@@ -54,6 +54,10 @@ END
 chmod +x "$tools/cc"
 export SDKROOT=$tools/sdk  # so that rustc does not look for Xcode
 export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$tools/cc
+# For the one dependency with a C file.
+printf '#!/usr/bin/env bash\nexec "%s" ar "$@"\n' "$tools/zig/ziglang/zig" >"$tools/ar"
+chmod +x "$tools/ar"
+export CC_aarch64_apple_darwin=$tools/cc AR_aarch64_apple_darwin=$tools/ar
 
 scripts/check-macos.sh build --release --package kvbaton-python --features pyo3/extension-module
 module=${CARGO_TARGET_DIR:-target/macos-check}/aarch64-apple-darwin/release/lib_native.dylib

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from ._mlx.adopting import barrier
+from ._mlx.adopting import settle
 from .cache import CacheView, _describe
 from .report import Activations, PrefillReport
 
@@ -126,7 +126,7 @@ class Prefill:
         The logits are those after the last token. To decode from the cache, one token must be run again or
         still be to come: see :func:`kvbaton.to_mlx`.
         """
-        barrier()
+        settle(self._native)
         view, logits, report = self._native.prefill([int(t) for t in tokens])
         values = None if logits is None else np.frombuffer(logits, dtype=np.float32)
         cache = CacheView(view, values)

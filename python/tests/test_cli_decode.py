@@ -165,6 +165,54 @@ def test_the_engine_s_flags_reach_the_package_that_decodes(
     assert done.json()["decode"]["engine"] == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"), [("engine", "coreml"), ("compute-units", "cpu-and-ne"), ("engine-timeout", 5)]
+)
+def test_a_chain_is_the_executor_s(
+    kvbaton_cli: Any, made: Path, tmp_path: Path, flag: str, value: Any
+) -> None:
+    chain = tmp_path / "chain"
+    chain.mkdir()
+    (chain / "chain.toml").write_text("format = 1\n")
+    (tmp_path / "prompts.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
+    model = made / "llama_tied"
+    verify = (
+        "verify",
+        "--prompts",
+        tmp_path / "prompts.jsonl",
+        "--decode",
+        model,
+        f"--{flag}",
+        value,
+        "--json",
+    )
+    for path in (chain, chain / "chain.toml"):
+        for done in (
+            run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=path, decode=model, **{flag: value}),
+            kvbaton_cli(*map(str, (*verify, "--prefill", path))),
+        ):
+            error = done.json()["error"]
+            assert (done.code, error["kind"]) == (2, "usage"), error
+            assert f"--{flag}" in error["message"]
+            assert "is not for chains" in error["message"]
+    with pytest.raises(kvbaton.errors.UsageError, match=f"--{flag}.* is not for chains"):
+        kvbaton.Prefill(chain, **{flag.replace("-", "_"): value})
+
+
+def test_a_chain_runs_with_the_engine_named_and_its_decoder_s_flags_are_the_decoder_s(
+    kvbaton_cli: Any, made: Path, tmp_path: Path
+) -> None:
+    export(made / "llama_tied", tmp_path / "chain", buckets=(8,), split=2)
+    chain, model = tmp_path / "chain" / "chain.toml", made / "llama_tied"
+    done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=chain, decode=model, engine="cpu")
+    assert (done.code, done.json()["prefill"]["engine"]) == (0, "cpu"), done.stderr
+    assert kvbaton.Prefill(chain, engine="cpu").engine == "cpu"
+    if sys.platform != "darwin":
+        done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=chain, engine="coreml")
+        assert (done.code, done.json()["error"]["kind"]) == (2, "unavailable")
+        assert "the engine coreml needs a Mac" in done.json()["error"]["message"]
+
+
 def test_a_prompt_longer_than_the_context_is_refused(kvbaton_cli: Any, made: Path, tmp_path: Path) -> None:
     done = run(kvbaton_cli, made, tmp_path, [1] * (CONTEXT + 2))
     error = done.json()["error"]

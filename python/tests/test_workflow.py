@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 # What a workflow may use, in the version whose inputs are those that it sets.
 ACTIONS = {
-    "actions/checkout@v4": set(),
-    "actions/setup-python@v5": {"python-version"},
-    "actions/cache@v4": {"path", "key"},
-    "actions/upload-artifact@v4": {"name", "path"},
-    "actions/download-artifact@v4": {"name"},
+    "actions/checkout@v6": set(),
+    "actions/setup-python@v6": {"python-version"},
+    "actions/cache@v5": {"path", "key"},
+    "actions/upload-artifact@v7": {"name", "path"},
+    "actions/download-artifact@v8": {"name"},
 }
 RUNNERS = {"macos-15", "macos-26", "ubuntu-24.04"}
 
@@ -95,6 +95,16 @@ def test_commands_targets_flags_and_files_exist(workflow: dict[Any, Any]) -> Non
         files = [a for a in arguments if re.match(r"(scripts|demo)/[\w./-]+\.(py|sh|txt)$", a)]
         assert [f for f in files if not (ROOT / f).is_file()] == []
     assert {"make", "kvbaton", "cargo", "pip"} <= seen
+
+
+def test_a_step_that_fails_is_seen_and_stops_no_other(workflow: dict[Any, Any]) -> None:
+    # Without a shell by name, GitHub runs bash without `pipefail`, and a pipe ends as `tee` does.
+    assert workflow["defaults"]["run"]["shell"] == "bash"
+    own = workflow["jobs"]["selftest"]["steps"]
+    installed = next(i for i, step in enumerate(own) if step.get("name") == "Install")
+    first, *rest = own[installed + 1 :]
+    assert "selftest" in first["run"], "what the machine says comes before the tests"
+    assert all(step.get("if") in ("${{ !cancelled() }}", "always()") for step in rest)
 
 
 def test_what_is_kept_is_what_the_steps_write(workflow: dict[Any, Any]) -> None:

@@ -3,7 +3,8 @@
 //! Everything that can be decided without a Mac is decided elsewhere: `kvbaton-runtime` chooses memory, keeps custody
 //! of buffers, limits time and checks versions, and runs on every machine against a fake of this crate. What is here
 //! cannot run anywhere but on macOS, so it branches as little as it can. Objects of Core ML stay on the thread that
-//! made them; only locked bytes leave it. Every call that creates objects sits in an autorelease pool.
+//! made them; only locked bytes leave it. Every call sits in an autorelease pool, and so does all that a job drops;
+//! an exception that a call throws is an error.
 
 #![cfg(target_os = "macos")]
 
@@ -14,15 +15,17 @@ mod predict;
 mod state;
 mod storage;
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
 use kvbaton_memory::{Bytes, WritableBytes};
 use kvbaton_runtime::{
     ArrayInfo, Call, Element, LoadConfig, Memory, Operation, Runtime, RuntimeError, SurfaceLimits, System,
 };
+use objc2::exception::catch;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2_core_ml::{MLModel, MLState};
-use objc2_foundation::{NSError, NSProcessInfo};
+use objc2_foundation::{NSError, NSProcessInfo, NSUnderlyingErrorKey};
 
 pub use arrays::Array;
 
@@ -42,9 +45,30 @@ impl Default for CoreMl {
     }
 }
 
+/// One call: what it left to be released is released, and an exception, which Rust cannot unwind, is an error.
+fn guarded<T>(call: Call, work: impl FnOnce() -> Result<T, RuntimeError>) -> Result<T, RuntimeError> {
+    autoreleasepool(|_| {
+        catch(AssertUnwindSafe(work)).unwrap_or_else(|exception| {
+            let reason = exception.map_or_else(String::new, |e| e.to_string());
+            Err(RuntimeError::failed(call, format!("it threw an exception: {reason}")))
+        })
+    })
+}
+
 /// A failed call in the system's words.
 fn failed(call: Call) -> impl FnOnce(Retained<NSError>) -> RuntimeError {
-    move |error| RuntimeError::failed(call, error.localizedDescription().to_string())
+    move |error| RuntimeError::failed(call, words(&error))
+}
+
+/// What an error says, with its code, and the error behind it: Core ML's own sentence is often the same for all.
+fn words(error: &NSError) -> String {
+    let own = format!("{} ({} {})", error.localizedDescription(), error.domain(), error.code());
+    // SAFETY: a constant of the framework.
+    let behind = error.userInfo().objectForKey(unsafe { NSUnderlyingErrorKey });
+    match behind.and_then(|object| object.downcast::<NSError>().ok()) {
+        Some(error) => format!("{own}: {}", error.localizedDescription()),
+        None => own,
+    }
 }
 
 impl Runtime for CoreMl {
@@ -54,11 +78,21 @@ impl Runtime for CoreMl {
     type Array = Array;
     type State = Retained<MLState>;
 
+    fn around(job: impl FnOnce()) {
+        autoreleasepool(|_| job());
+    }
+
     fn system(&self) -> System {
-        let version = NSProcessInfo::processInfo().operatingSystemVersion();
-        let part = |n: isize| u32::try_from(n).unwrap_or(0);
-        let version = (part(version.majorVersion), part(version.minorVersion));
-        System { name: "macos".to_owned(), version }
+        autoreleasepool(|_| {
+            let process = NSProcessInfo::processInfo();
+            let version = process.operatingSystemVersion();
+            let part = |n: isize| u32::try_from(n).unwrap_or(0);
+            System {
+                name: "macos".to_owned(),
+                version: (part(version.majorVersion), part(version.minorVersion)),
+                build: process.operatingSystemVersionString().to_string(),
+            }
+        })
     }
 
     fn surface_limits(&self) -> SurfaceLimits {
@@ -66,23 +100,23 @@ impl Runtime for CoreMl {
     }
 
     fn compile(&mut self, package: &Path) -> Result<PathBuf, RuntimeError> {
-        autoreleasepool(|_| model::compile(package))
+        guarded(Call::Compile, || model::compile(package))
     }
 
     fn load(&mut self, compiled: &Path, config: &LoadConfig) -> Result<Self::Model, RuntimeError> {
-        autoreleasepool(|_| model::load(compiled, config))
+        guarded(Call::Load, || model::load(compiled, config))
     }
 
     fn plan(&mut self, compiled: &Path, config: &LoadConfig) -> Result<Vec<Operation>, RuntimeError> {
-        autoreleasepool(|_| plan::plan(compiled, config))
+        guarded(Call::Plan, || plan::plan(compiled, config))
     }
 
     fn input(&mut self, info: &ArrayInfo, bytes: &[u8]) -> Result<Array, RuntimeError> {
-        autoreleasepool(|_| arrays::input(info, bytes))
+        guarded(Call::Input, || arrays::input(info, bytes))
     }
 
     fn backing(&mut self, element: Element, shape: &[usize], memory: Memory) -> Result<Array, RuntimeError> {
-        autoreleasepool(|_| match memory {
+        guarded(Call::Backing, || match memory {
             Memory::Surface => storage::surface(shape),
             Memory::Heap | Memory::Own => storage::heap(element, shape),
         })
@@ -94,7 +128,7 @@ impl Runtime for CoreMl {
         shape: &[usize],
         memory: WritableBytes,
     ) -> Result<Array, RuntimeError> {
-        autoreleasepool(|_| storage::foreign(element, shape, memory))
+        guarded(Call::Backing, || storage::foreign(element, shape, memory))
     }
 
     fn predict(
@@ -104,24 +138,24 @@ impl Runtime for CoreMl {
         backings: &[(String, Array)],
         state: Option<&mut Self::State>,
     ) -> Result<Vec<(String, Array)>, RuntimeError> {
-        autoreleasepool(|_| predict::predict(model, inputs, backings, state.map(|s| &**s)))
+        guarded(Call::Predict, || predict::predict(model, inputs, backings, state.map(|s| &**s)))
     }
 
     fn is_same(&self, left: &Array, right: &Array) -> bool {
-        left.is_same(right)
+        autoreleasepool(|_| left.is_same(right))
     }
 
     fn describe(&mut self, array: &Array) -> Result<ArrayInfo, RuntimeError> {
-        autoreleasepool(|_| array.describe())
+        guarded(Call::Describe, || array.describe())
     }
 
     fn lock(&mut self, array: &Array, info: &ArrayInfo) -> Result<Bytes, RuntimeError> {
-        autoreleasepool(|_| storage::lock(array, info))
+        guarded(Call::Lock, || storage::lock(array, info))
     }
 
     fn new_state(&mut self, model: &mut Self::Model) -> Result<Self::State, RuntimeError> {
         // SAFETY: callers ask only a system that has the call; it takes no arguments.
-        Ok(autoreleasepool(|_| unsafe { model.newState() }))
+        guarded(Call::NewState, || Ok(unsafe { model.newState() }))
     }
 
     fn read_state(
@@ -130,7 +164,7 @@ impl Runtime for CoreMl {
         name: &str,
         read: &mut dyn FnMut(&ArrayInfo, &[u8]),
     ) -> Result<(), RuntimeError> {
-        autoreleasepool(|_| state::read(state, name, read))
+        guarded(Call::ReadState, || state::read(state, name, read))
     }
 
     fn write_state(
@@ -139,6 +173,6 @@ impl Runtime for CoreMl {
         name: &str,
         write: &mut dyn FnMut(&ArrayInfo, &mut [u8]),
     ) -> Result<(), RuntimeError> {
-        autoreleasepool(|_| state::write(state, name, write))
+        guarded(Call::WriteState, || state::write(state, name, write))
     }
 }

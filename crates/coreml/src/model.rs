@@ -11,7 +11,7 @@ use objc2_core_ml::{
 };
 use objc2_foundation::{NSError, NSString, NSURL};
 
-use crate::failed;
+use crate::{failed, words};
 
 /// Compiles a package into the system's temporary folder.
 pub(crate) fn compile(package: &Path) -> Result<PathBuf, RuntimeError> {
@@ -22,7 +22,7 @@ pub(crate) fn compile(package: &Path) -> Result<PathBuf, RuntimeError> {
         let (compiled, error) = unsafe { (compiled.as_ref(), error.as_ref()) };
         let result = match compiled.and_then(|url| url.path()) {
             Some(path) => Ok(PathBuf::from(path.to_string())),
-            None => Err(error.map_or_else(String::new, |e| e.localizedDescription().to_string())),
+            None => Err(error.map_or_else(String::new, words)),
         };
         let _ = done.send(result);
     });

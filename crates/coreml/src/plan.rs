@@ -13,6 +13,7 @@ use objc2_core_ml::{
 use objc2_foundation::NSError;
 
 use crate::model::{configuration, url};
+use crate::{guarded, words};
 
 /// The operations of the function that `config` names, or of the only one.
 pub(crate) fn plan(compiled: &Path, config: &LoadConfig) -> Result<Vec<Operation>, RuntimeError> {
@@ -22,8 +23,9 @@ pub(crate) fn plan(compiled: &Path, config: &LoadConfig) -> Result<Vec<Operation
         // SAFETY: Core ML passes a valid plan, or null and a valid error; both live as long as this call.
         let (plan, error) = unsafe { (plan.as_ref(), error.as_ref()) };
         let result = match plan {
-            Some(plan) => operations(plan, function.as_deref()),
-            None => Err(error.map_or_else(String::new, |e| e.localizedDescription().to_string())),
+            // Outside the pool and the guard of the call that this answers.
+            Some(plan) => guarded(Call::Plan, || operations(plan, function.as_deref()).map_err(failed)),
+            None => Err(failed(error.map_or_else(String::new, words))),
         };
         let _ = done.send(result);
     });
@@ -35,9 +37,11 @@ pub(crate) fn plan(compiled: &Path, config: &LoadConfig) -> Result<Vec<Operation
             &handler,
         );
     }
-    wait.recv()
-        .unwrap_or_else(|_| Err("it never answered".to_owned()))
-        .map_err(|message| RuntimeError::failed(Call::Plan, message))
+    wait.recv().unwrap_or_else(|_| Err(failed("it never answered".to_owned())))
+}
+
+fn failed(message: String) -> RuntimeError {
+    RuntimeError::failed(Call::Plan, message)
 }
 
 fn operations(plan: &MLComputePlan, function: Option<&str>) -> Result<Vec<Operation>, String> {

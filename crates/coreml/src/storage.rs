@@ -1,6 +1,5 @@
 //! Memory for outputs: surfaces, page-aligned heap blocks, and the locks through which they are read.
 
-use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use block2::RcBlock;
 use kvbaton_memory::{Buffer, Bytes, Foreign, WritableBytes};
 use kvbaton_runtime::{ArrayInfo, Call, Element, RuntimeError, SurfaceLimits};
 use objc2::AnyThread;
+use objc2::rc::Retained;
 use objc2_core_foundation::{CFDictionary, CFRetained, CFString, CFType};
 use objc2_core_ml::MLMultiArray;
 use objc2_core_video::{
@@ -64,17 +64,15 @@ pub(crate) fn surface(shape: &[usize]) -> Result<Array, RuntimeError> {
 }
 
 /// Memory that a multi-array writes and kvbaton reads, in turns.
-pub(crate) struct HeapBlock(UnsafeCell<WritableBytes>);
-
-// SAFETY: custody lets Core ML write, or readers read, never both; the block itself gives no access.
-unsafe impl Sync for HeapBlock {}
-
-impl HeapBlock {
-    fn start(&self) -> NonNull<u8> {
-        // SAFETY: the reference to the memory lives for this line alone, which no reader or writer shares.
-        NonNull::from(unsafe { &mut ***self.0.get() }).cast()
-    }
+pub(crate) struct HeapBlock {
+    start: NonNull<u8>,
+    _memory: WritableBytes,
 }
+
+// SAFETY: the memory is `Send` and stays where it is; the block itself gives no access.
+unsafe impl Send for HeapBlock {}
+// SAFETY: as above; custody lets Core ML write, or readers read, never both.
+unsafe impl Sync for HeapBlock {}
 
 /// A packed array in page-aligned memory, released once Core ML and every reader have let go.
 pub(crate) fn heap(element: Element, shape: &[usize]) -> Result<Array, RuntimeError> {
@@ -96,11 +94,11 @@ pub(crate) fn foreign(
     on_memory(&info, memory)
 }
 
-fn on_memory(info: &ArrayInfo, memory: WritableBytes) -> Result<Array, RuntimeError> {
-    let block = Arc::new(HeapBlock(UnsafeCell::new(memory)));
+fn on_memory(info: &ArrayInfo, mut memory: WritableBytes) -> Result<Array, RuntimeError> {
+    let start = NonNull::from(&mut **memory).cast::<u8>();
+    let block = Arc::new(HeapBlock { start, _memory: memory });
     let (element, shape) = (info.element, &info.shape);
     let strides: Vec<usize> = info.strides_bytes.iter().map(|s| s / element.size_bytes()).collect();
-    let start = block.start().cast::<c_void>();
     let kept = block.clone();
     let release = RcBlock::new(move |_: NonNull<c_void>| {
         // The block itself holds the memory: it goes with Core ML's last reference on the block.
@@ -110,7 +108,7 @@ fn on_memory(info: &ArrayInfo, memory: WritableBytes) -> Result<Array, RuntimeEr
     let multi = unsafe {
         MLMultiArray::initWithDataPointer_shape_dataType_strides_deallocator_error(
             MLMultiArray::alloc(),
-            start,
+            start.cast::<c_void>(),
             &list(shape),
             data_type(element),
             &list(&strides),
@@ -121,10 +119,17 @@ fn on_memory(info: &ArrayInfo, memory: WritableBytes) -> Result<Array, RuntimeEr
     Ok(Array { multi, heap: Some(block) })
 }
 
-/// An image locked for reading; unlocked when dropped.
-struct Lock(CFRetained<CVPixelBuffer>);
+/// For reading and for writing: whoever takes the memory over writes there.
+const ACCESS: CVPixelBufferLockFlags = CVPixelBufferLockFlags::empty();
 
-// SAFETY: Core Video's reference counts and locks may be used from any thread.
+/// An image that is locked; unlocked when dropped.
+struct Lock {
+    image: CFRetained<CVPixelBuffer>,
+    /// Core ML may give the image of an array of its own to the next prediction once the array is gone.
+    _array: Retained<MLMultiArray>,
+}
+
+// SAFETY: reference counts, and Core Video's locks, may be used from any thread; the array is only released.
 unsafe impl Send for Lock {}
 // SAFETY: as above; a shared lock offers nothing.
 unsafe impl Sync for Lock {}
@@ -132,20 +137,20 @@ unsafe impl Sync for Lock {}
 impl Drop for Lock {
     fn drop(&mut self) {
         // SAFETY: balances the lock that made this value, with the same flags.
-        unsafe { CVPixelBufferUnlockBaseAddress(&self.0, CVPixelBufferLockFlags::ReadOnly) };
+        unsafe { CVPixelBufferUnlockBaseAddress(&self.image, ACCESS) };
     }
 }
 
 /// An array's bytes, readable until the last handle on them is gone.
 pub(crate) fn lock(array: &Array, info: &ArrayInfo) -> Result<Bytes, RuntimeError> {
     if let Some(pixels) = array.pixels() {
-        return lock_image(pixels.into(), info);
+        return lock_image(array, pixels.into(), info);
     }
     if let Some(block) = &array.heap {
         let block = block.clone();
         // SAFETY: the block has the array's bytes and lives as long as its owner here; custody forbids writing
         // meanwhile.
-        let foreign = unsafe { Foreign::new(block.start(), info.len_bytes, Box::new(block)) };
+        let foreign = unsafe { Foreign::new(block.start, info.len_bytes, Box::new(block)) };
         return Ok(Bytes::new(foreign));
     }
     // Core ML's own memory is readable inside a handler alone: it is copied.
@@ -156,19 +161,23 @@ pub(crate) fn lock(array: &Array, info: &ArrayInfo) -> Result<Bytes, RuntimeErro
     copy.map(Bytes::new).ok_or_else(|| RuntimeError::failed(Call::Lock, "fewer bytes than described"))
 }
 
-fn lock_image(image: CFRetained<CVPixelBuffer>, info: &ArrayInfo) -> Result<Bytes, RuntimeError> {
+fn lock_image(
+    array: &Array,
+    image: CFRetained<CVPixelBuffer>,
+    info: &ArrayInfo,
+) -> Result<Bytes, RuntimeError> {
     let wrong = |message: String| RuntimeError::failed(Call::Lock, message);
     // SAFETY: the image is valid; the lock is balanced by `Lock`.
-    let status = unsafe { CVPixelBufferLockBaseAddress(&image, CVPixelBufferLockFlags::ReadOnly) };
+    let status = unsafe { CVPixelBufferLockBaseAddress(&image, ACCESS) };
     if status != kCVReturnSuccess {
         return Err(wrong(format!("status {status}")));
     }
-    let lock = Lock(image);
-    let have = CVPixelBufferGetBytesPerRow(&lock.0) * CVPixelBufferGetHeight(&lock.0);
+    let lock = Lock { image, _array: array.multi.clone() };
+    let have = CVPixelBufferGetBytesPerRow(&lock.image) * CVPixelBufferGetHeight(&lock.image);
     if info.len_bytes > have {
         return Err(wrong(format!("the array reaches byte {}, its image has {have}", info.len_bytes)));
     }
-    let start = NonNull::new(CVPixelBufferGetBaseAddress(&lock.0).cast::<u8>())
+    let start = NonNull::new(CVPixelBufferGetBaseAddress(&lock.image).cast::<u8>())
         .ok_or_else(|| wrong("the locked image has no address".to_owned()))?;
     // SAFETY: a locked image is readable for all its rows until it is unlocked; custody forbids writing meanwhile.
     Ok(Bytes::new(unsafe { Foreign::new(start, info.len_bytes, Box::new(lock)) }))

@@ -242,6 +242,10 @@ impl<R: Runtime> Prefill for RuntimePrefill<R> {
         Ok(())
     }
 
+    fn settle(&mut self) {
+        self.session.settle();
+    }
+
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
         self.run(tokens, None)
     }

@@ -14,8 +14,8 @@ use crate::functions::{Facts, decode_function, program_states};
 use crate::inputs::{self, Wanted as Input};
 use crate::tensors::{dtype, tensor};
 use crate::{
-    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Logits, Target, Threads, Waived, Wanted,
-    check_compatible, hand_off_to,
+    CacheView, Error, ErrorKind, HandoffOptions, HandoffReport, Logits, Target, Tensor, Threads, Waived,
+    Wanted, check_compatible, hand_off_to,
 };
 
 /// An engine that decodes one token at a time.
@@ -25,14 +25,23 @@ pub trait Decode: Send {
     /// `cpu`, `coreml`, …
     fn engine(&self) -> &'static str;
 
+    /// What its package is.
+    fn facts(&self) -> &DecodeFacts;
+
     /// What the package says of its model.
-    fn model(&self) -> &ModelSpec;
+    fn model(&self) -> &ModelSpec {
+        &self.facts().model
+    }
 
     /// The layout of its states.
-    fn layout(&self) -> &Layout;
+    fn layout(&self) -> &Layout {
+        &self.facts().layout
+    }
 
     /// Rows that its states hold: a context.
-    fn capacity(&self) -> usize;
+    fn capacity(&self) -> usize {
+        self.facts().capacity
+    }
 
     /// Tokens that the states have seen: the position of the next one.
     fn tokens_seen(&self) -> usize;
@@ -81,11 +90,70 @@ pub trait Decode: Send {
     }
 }
 
+/// What a decode package is, whichever engine runs it.
+#[derive(Clone, Debug)]
+pub struct DecodeFacts {
+    pub(crate) model: ModelSpec,
+    pub(crate) layout: Layout,
+    pub(crate) capacity: usize,
+}
+
+impl DecodeFacts {
+    /// The tokens that `view` has seen, if its rows can be taken over.
+    pub(crate) fn check_received(&self, view: &CacheView) -> Result<usize, Error> {
+        if let Some(other) = view.model() {
+            check_compatible(other, &self.model, Waived { weights: true })?;
+        }
+        let seen = view.tokens_seen();
+        if seen > self.capacity { Err(self.full(seen)) } else { Ok(seen) }
+    }
+
+    /// The inputs of a step with `token` after `seen` others, unless no row is left or the model has no embedding for it.
+    pub(crate) fn inputs(
+        &self,
+        wanted: &[Input<'_>],
+        token: u32,
+        seen: usize,
+    ) -> Result<Vec<(String, Array)>, Error> {
+        if seen >= self.capacity {
+            return Err(self.full(seen + 1));
+        }
+        check_vocabulary(&[token], self.model.vocab_size)?;
+        inputs::build_after(&self.layout, wanted, &[token], 1, seen, &[])
+    }
+
+    /// The one of `outputs` that has the logits.
+    pub(crate) fn logits<T>(&self, outputs: Vec<T>, name: impl Fn(&T) -> &String) -> Result<T, Error> {
+        let wanted = self.layout.outputs.logits.as_ref();
+        outputs.into_iter().find(|output| Some(name(output)) == wanted).ok_or_else(|| {
+            let message =
+                format!("layout `{}` names no output of logits that the program has", self.layout.name);
+            Error::new(ErrorKind::Layout, message)
+        })
+    }
+
+    /// The states' tensors as a cache of `seen` tokens.
+    pub(crate) fn view(&self, tensors: Vec<Tensor>, seen: usize) -> Result<CacheView, Error> {
+        let live = LiveRows::seen(seen);
+        let view = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?;
+        Ok(view.with_model(Some(self.model.clone())))
+    }
+
+    fn full(&self, tokens: usize) -> Error {
+        let capacity = self.capacity;
+        Error::new(
+            ErrorKind::Capacity,
+            format!("{tokens} tokens do not fit the decode package's context of {capacity}"),
+        )
+        .hint(format!("export with --kind decode --context {}", tokens.next_power_of_two()))
+        .field("tokens", tokens)
+        .field("capacity", capacity)
+    }
+}
+
 /// A decode package on the CPU executor.
 pub struct CpuDecode {
-    model: ModelSpec,
-    layout: Layout,
-    capacity: usize,
+    facts: DecodeFacts,
     program: Executable,
     state: State,
     seen: usize,
@@ -105,7 +173,7 @@ impl CpuDecode {
         let (name, capacity) = decode_function(&facts, &layout, &model.cache, states)?;
         let program = Executable::load(package, &name, options)?;
         let state = program.new_state()?;
-        Ok(CpuDecode { model, layout, capacity, program, state, seen: 0 })
+        Ok(CpuDecode { facts: DecodeFacts { model, layout, capacity }, program, state, seen: 0 })
     }
 }
 
@@ -114,16 +182,8 @@ impl Decode for CpuDecode {
         "cpu"
     }
 
-    fn model(&self) -> &ModelSpec {
-        &self.model
-    }
-
-    fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    fn capacity(&self) -> usize {
-        self.capacity
+    fn facts(&self) -> &DecodeFacts {
+        &self.facts
     }
 
     fn tokens_seen(&self) -> usize {
@@ -138,7 +198,7 @@ impl Decode for CpuDecode {
 
     fn receive(&mut self, view: &CacheView, threads: &Threads) -> Result<HandoffReport, Error> {
         self.clear()?;
-        let seen = check_received(view, &self.model, self.capacity)?;
+        let seen = self.facts.check_received(view)?;
         let mut targets = Vec::new();
         for (feature, bytes) in self.state.all_mut()? {
             if let (Some(dtype), Some(shape)) = (dtype(feature.ty.dtype), feature.ty.fixed_shape()) {
@@ -147,7 +207,7 @@ impl Decode for CpuDecode {
             }
         }
         let live = LiveRows::seen(seen);
-        let (layout, cache) = (&self.layout, &self.model.cache);
+        let (layout, cache) = (&self.facts.layout, &self.facts.model.cache);
         let wanted = Wanted { layout, cache, live: &live, rows: None, whole: &[] };
         // States are zeroed as they are made: rows that nothing fills are zero already.
         let filled = hand_off_to(view, &wanted, &mut targets, threads, HandoffOptions::default());
@@ -164,15 +224,19 @@ impl Decode for CpuDecode {
     }
 
     fn step(&mut self, token: u32) -> Result<Logits, Error> {
-        check_step(token, self.seen, &self.model, self.capacity)?;
         let wanted: Vec<Input<'_>> =
             self.program.inputs().iter().map(|f| Input { name: &f.name, ty: &f.ty }).collect();
-        let inputs = inputs::build_after(&self.layout, &wanted, &[token], 1, self.seen, &[])?;
+        let inputs = self.facts.inputs(&wanted, token, self.seen)?;
         let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
         let outputs = self.program.run_with(&inputs, &mut self.state)?;
         self.seen += 1;
-        let logits = outputs.into_iter().find(|(name, _)| Some(name) == self.layout.outputs.logits.as_ref());
-        let values = logits.and_then(|(_, array)| array.to_f32()).ok_or_else(|| no_logits(&self.layout))?;
+        let (name, array) = self.facts.logits(outputs, |(name, _)| name)?;
+        let values = array.to_f32().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Layout,
+                format!("the output `{name}` has elements of type {}", array.dtype()),
+            )
+        })?;
         Ok(Logits { values })
     }
 
@@ -181,9 +245,7 @@ impl Decode for CpuDecode {
         for feature in self.state.features() {
             tensors.extend(tensor(feature.name.clone(), &self.state.array(&feature.name)?));
         }
-        let live = LiveRows::seen(self.seen);
-        let view = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?;
-        Ok(view.with_model(Some(self.model.clone())))
+        self.facts.view(tensors, self.seen)
     }
 
     fn addresses(&self) -> Option<Vec<(usize, usize)>> {
@@ -193,36 +255,4 @@ impl Decode for CpuDecode {
             .map(|bytes| (bytes.as_ptr().addr(), bytes.len()));
         Some(places.collect())
     }
-}
-
-/// The tokens that `view` has seen, if a decoder of `model` with `capacity` rows can take it over.
-pub(crate) fn check_received(view: &CacheView, model: &ModelSpec, capacity: usize) -> Result<usize, Error> {
-    if let Some(other) = view.model() {
-        check_compatible(other, model, Waived { weights: true })?;
-    }
-    let seen = view.tokens_seen();
-    if seen > capacity { Err(full(seen, capacity)) } else { Ok(seen) }
-}
-
-/// Refuses a step of a decoder that has no row left, or of a token that its model has no embedding for.
-pub(crate) fn check_step(token: u32, seen: usize, model: &ModelSpec, capacity: usize) -> Result<(), Error> {
-    if seen >= capacity {
-        return Err(full(seen + 1, capacity));
-    }
-    check_vocabulary(&[token], model.vocab_size)
-}
-
-pub(crate) fn no_logits(layout: &Layout) -> Error {
-    let message = format!("layout `{}` names no output of logits that the program has", layout.name);
-    Error::new(ErrorKind::Layout, message)
-}
-
-fn full(tokens: usize, capacity: usize) -> Error {
-    Error::new(
-        ErrorKind::Capacity,
-        format!("{tokens} tokens do not fit the decode package's context of {capacity}"),
-    )
-    .hint(format!("export with --kind decode --context {}", tokens.next_power_of_two()))
-    .field("tokens", tokens)
-    .field("capacity", capacity)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvbaton_runtime::{Call, Units, is_compiled};
 
-use crate::{CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, Prefill, Stated};
+use crate::{ChainPrefill, CpuDecode, CpuOptions, CpuPrefill, Decode, Error, ErrorKind, Prefill, Stated};
 
 /// An engine that runs packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,6 +97,27 @@ pub fn open_decode(path: &Path, options: EngineOptions) -> Result<Box<dyn Decode
         Engine::CoreMl => coreml::open_decode(path, options),
         Engine::Cpu => Ok(Box::new(CpuDecode::open(path, &options.cpu)?)),
     }
+}
+
+/// Opens the chain of packages that `file` describes, which the executor runs on every system.
+///
+/// # Errors
+///
+/// When the options are those of Core ML, and as [`ChainPrefill::open`].
+pub fn open_chain(file: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
+    let coreml = options.engine == Some(Engine::CoreMl);
+    let flags = [
+        ("--engine coreml", coreml),
+        ("--compute-units", options.units.is_some()),
+        ("--engine-timeout", options.timeout.is_some()),
+    ];
+    if let Some((flag, _)) = flags.iter().find(|(_, given)| *given) {
+        let message = format!("{flag} is not for chains: the CPU executor runs `{}`", file.display());
+        return Err(Error::new(ErrorKind::Usage, message)
+            .hint(format!("leave {flag} out"))
+            .field("engine", "cpu"));
+    }
+    Ok(Box::new(ChainPrefill::open(file, options.cpu, options.stated)?))
 }
 
 /// The engine to open `path` with, if the other options are its own.
@@ -201,6 +222,24 @@ mod tests {
             EngineOptions { engine: Some(Engine::Cpu), units: Some(Units::Cpu), ..EngineOptions::default() };
         let refused = open_decode(Path::new("p.mlpackage"), units).err().unwrap();
         assert!(refused.to_string().contains("--compute-units is for the engine coreml"));
+    }
+
+    #[test]
+    fn a_chain_is_the_executor_s_and_core_ml_s_options_are_refused() {
+        let (engine, timeout) = (Some(Engine::CoreMl), Some(Duration::from_secs(1)));
+        for (options, flag) in [
+            (EngineOptions { engine, ..EngineOptions::default() }, "--engine coreml"),
+            (EngineOptions { units: Some(Units::CpuAndNe), ..EngineOptions::default() }, "--compute-units"),
+            (EngineOptions { timeout, ..EngineOptions::default() }, "--engine-timeout"),
+        ] {
+            let refused = open_chain(Path::new("chain.toml"), options).err().unwrap();
+            assert_eq!((refused.kind(), refused.kind().exit_code()), (ErrorKind::Usage, 2));
+            assert!(refused.to_string().starts_with(&format!("{flag} is not for chains")), "{refused}");
+        }
+        let engine = Some(Engine::Cpu);
+        let missing =
+            open_chain(Path::new("none/chain.toml"), EngineOptions { engine, ..EngineOptions::default() });
+        assert_eq!(missing.err().unwrap().kind(), ErrorKind::Package);
     }
 
     #[cfg(not(target_os = "macos"))]

@@ -71,6 +71,10 @@ pub trait Prefill: Send {
     /// When no function takes so many tokens, or its program cannot be run.
     fn prepare(&mut self, tokens: usize) -> Result<(), Error>;
 
+    /// All work on GPUs that reads or writes earlier caches' memory is done: what its consumers gave back may be
+    /// written again.
+    fn settle(&mut self) {}
+
     /// Runs the prompt and leaves its cache.
     ///
     /// # Errors

@@ -3,7 +3,8 @@
     python crates/kvbaton/testdata/generate.py
 
 ``double`` doubles arrays whose rows are 64, 100 and 200 elements long: an array can go in and come out of it, and its
-strides show how rows are padded. ``sum`` adds its input to a state and returns the state. ``prefill`` and ``decode``
+strides show how rows are padded. ``sum`` adds its input to a state and returns the state; ``sides`` does so in functions
+whose states have rows of 64, 96 and 100 elements: a power of two, a multiple of 32, and neither. ``prefill`` and ``decode``
 are kvbaton's own exports of a language model in miniature with random weights: one leaves a cache, the other takes it.
 A further package that `selftest` carries is one of the reader's own test files.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import coremltools as ct
 import numpy as np
+from coremltools.converters import mil
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
@@ -37,20 +39,34 @@ def double():
     return program, ct.target.iOS16
 
 
-def summing():
-    @mb.program(
-        input_specs=[
-            mb.TensorSpec(shape=(4, 64), dtype=types.fp16),
-            mb.StateTensorSpec((4, 64), dtype=types.fp16),
-        ],
-        opset_version=ct.target.iOS18,
-    )
-    def program(in_64, total):
-        now = mb.add(x=mb.read_state(input=total), y=in_64)
+def summing(side: int = 64, name: str = "_64"):
+    specs = {
+        f"in{name}": mb.TensorSpec(shape=(4, side), dtype=types.fp16),
+        "total": mb.StateTensorSpec((4, side), dtype=types.fp16),
+    }
+    program = mil.Program()
+    with mil.Function(specs, opset_version=ct.target.iOS18) as function:
+        total = function.inputs["total"]
+        now = mb.add(x=mb.read_state(input=total), y=function.inputs[f"in{name}"])
         now = mb.coreml_update_state(state=total, value=now)
-        return mb.identity(x=now, name="out_64")
-
+        function.set_outputs([mb.identity(x=now, name=f"out{name}")])
+    program.add_function("main", function)
     return program, ct.target.iOS18
+
+
+def sides() -> None:
+    """One function a side, under one roof."""
+    with tempfile.TemporaryDirectory() as folder:
+        described = ct.utils.MultiFunctionDescriptor()
+        for side in (64, 96, 100):
+            program, target = summing(side, "")
+            path = f"{folder}/{side}.mlpackage"
+            ct.convert(program, convert_to="mlprogram", minimum_deployment_target=target).save(path)
+            described.add_function(path, "main", f"rows_of_{side}")
+        described.default_function_name = "rows_of_64"
+        out = HERE / "sides.mlpackage"
+        shutil.rmtree(out, ignore_errors=True)
+        ct.utils.save_multifunction(described, str(out))
 
 
 def language() -> None:
@@ -80,6 +96,7 @@ def language() -> None:
 
 def main() -> None:
     language()
+    sides()
     for name, (program, target) in {"double": double(), "sum": summing()}.items():
         model = ct.convert(program, convert_to="mlprogram", minimum_deployment_target=target)
         with tempfile.TemporaryDirectory() as folder:

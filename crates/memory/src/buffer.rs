@@ -6,6 +6,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::Loan;
+
 /// Every [`Buffer`] starts on this boundary: a page of Apple silicon, and a multiple of a page elsewhere.
 pub const PAGE_BYTES: usize = 16_384;
 
@@ -189,6 +191,11 @@ pub struct Bytes(Arc<dyn AsBytes>);
 
 trait AsBytes: Send + Sync {
     fn bytes(&self) -> &[u8];
+
+    /// The loan that they are read under.
+    fn loan(&self) -> Option<&Loan> {
+        None
+    }
 }
 
 impl<T: std::ops::Deref<Target = [u8]> + Send + Sync> AsBytes for T {
@@ -197,7 +204,37 @@ impl<T: std::ops::Deref<Target = [u8]> + Send + Sync> AsBytes for T {
     }
 }
 
+/// Bytes whose buffer is given back after the last handle on them is gone.
+struct OnLoan {
+    // In this order: the bytes' owner goes before the loan.
+    bytes: Bytes,
+    loan: Loan,
+}
+
+impl AsBytes for OnLoan {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn loan(&self) -> Option<&Loan> {
+        Some(&self.loan)
+    }
+}
+
 impl Bytes {
+    /// `bytes`, read under `loan`: it is over when the last handle is gone.
+    pub fn on_loan(bytes: Bytes, loan: Loan) -> Bytes {
+        Bytes(Arc::new(OnLoan { bytes, loan }))
+    }
+
+    /// Says that a GPU may be at work on them when the last handle is gone ([`Loan::leave_unsettled`]); of no
+    /// consequence where they are on nobody's loan.
+    pub fn leave_unsettled(&self) {
+        if let Some(loan) = self.0.loan() {
+            loan.leave_unsettled();
+        }
+    }
+
     /// Shares `owner`'s bytes.
     pub fn new(owner: impl std::ops::Deref<Target = [u8]> + Send + Sync + 'static) -> Bytes {
         Bytes(Arc::new(owner))
@@ -226,6 +263,7 @@ impl fmt::Debug for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Custody, Move, Phase};
 
     #[test]
     fn buffers_are_zeroed_aligned_and_hold_what_was_asked_for() {
@@ -246,6 +284,28 @@ mod tests {
         assert_eq!(bytes.as_ptr(), again.as_ptr());
         drop(bytes);
         assert_eq!(&*again, b"rows");
+    }
+
+    #[test]
+    fn bytes_on_loan_give_their_buffer_back_and_may_leave_a_barrier_due() {
+        for unsettled in [false, true] {
+            let custody = Custody::fresh();
+            custody.make(Move::Propose).unwrap();
+            custody.make(Move::Written).unwrap();
+            let bytes = Bytes::on_loan(Bytes::new(Buffer::copy_of(b"rows")), custody.lend().unwrap());
+            let again = bytes.clone();
+            if unsettled {
+                again.leave_unsettled();
+            }
+            drop(bytes);
+            assert_eq!(
+                (&*again, custody.phase()),
+                (&b"rows"[..], Phase::Lent { readers: 1, unsettled: false })
+            );
+            drop(again);
+            assert_eq!(custody.phase(), if unsettled { Phase::Unsettled } else { Phase::Returned });
+        }
+        Bytes::new(Buffer::zeroed(1)).leave_unsettled();
     }
 
     #[test]

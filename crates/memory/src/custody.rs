@@ -14,6 +14,7 @@
 //! knows nothing of the memory itself: every rule here is checked without one.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Where a buffer is in its round.
@@ -178,25 +179,14 @@ impl Custody {
         Ok(*phase)
     }
 
-    /// Lends the buffer to a consumer that reads it with the CPU; it is given back when the loan is dropped.
+    /// Lends the buffer to a consumer; it is given back when the loan is dropped.
     ///
     /// # Errors
     ///
     /// As [`Phase::after`].
     pub fn lend(&self) -> Result<Loan, IllegalMove> {
         self.make(Move::Lend)?;
-        Ok(Loan { custody: self.clone(), settled: true })
-    }
-
-    /// Lends the buffer to a consumer whose GPU may read it after the handle is gone: after the loan a
-    /// [`Move::Settle`] is due.
-    ///
-    /// # Errors
-    ///
-    /// As [`Phase::after`].
-    pub fn lend_to_gpu(&self) -> Result<Loan, IllegalMove> {
-        self.make(Move::Lend)?;
-        Ok(Loan { custody: self.clone(), settled: false })
+        Ok(Loan { custody: self.clone(), unsettled: AtomicBool::new(false) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Phase> {
@@ -298,7 +288,7 @@ impl Book {
 #[derive(Debug)]
 pub struct Loan {
     custody: Custody,
-    settled: bool,
+    unsettled: AtomicBool,
 }
 
 impl Loan {
@@ -306,12 +296,18 @@ impl Loan {
     pub fn custody(&self) -> &Custody {
         &self.custody
     }
+
+    /// The consumer's GPU may be at work on the buffer when the loan is over: a [`Move::Settle`] is due then.
+    pub fn leave_unsettled(&self) {
+        self.unsettled.store(true, Ordering::Release);
+    }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
         // A loan exists only while the phase counts it, so the move is always legal.
-        let _ = self.custody.make(Move::GiveBack { settled: self.settled });
+        let settled = !self.unsettled.load(Ordering::Acquire);
+        let _ = self.custody.make(Move::GiveBack { settled });
     }
 }
 

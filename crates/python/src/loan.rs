@@ -12,7 +12,7 @@ use crate::view::{NativeView, part_called};
 const PAGE_BYTES: usize = 16_384;
 
 /// Keys or values of one layer, `[1, kv_head, row, head_dim]` in float16, where their producer left them. As long as
-/// it lives, the producer does not get its buffer back.
+/// it lives, the producer does not get its buffer back, nor before a barrier after that.
 #[pyclass(frozen, module = "kvbaton._native")]
 pub(crate) struct NativeLoan {
     bytes: Bytes,
@@ -97,6 +97,9 @@ fn lend(view: &NativeView, wanted: &[(usize, Part)], rows: usize) -> Result<Vec<
             return refuse(format!("{place} start {} bytes into a page", loan.address() % PAGE_BYTES));
         }
         loans.push(loan);
+    }
+    for loan in &loans {
+        loan.bytes.leave_unsettled();
     }
     Ok(loans)
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use kvbaton::fake::{FakePrefill, Habits};
 use kvbaton::runtime::Units;
 use kvbaton::{
-    ChainPrefill, CpuOptions, EngineOptions, Error, ErrorKind, HandoffReport, Numerics, Prefill,
-    SharedPrefill, Stated, StreamOptions, Threads, Wanted, WeightStorage, open_prefill, prefill_into,
+    CpuOptions, EngineOptions, Error, ErrorKind, HandoffReport, Numerics, Prefill, SharedPrefill, Stated,
+    StreamOptions, Threads, Wanted, WeightStorage, open_chain, open_prefill, prefill_into,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -35,7 +35,7 @@ fn open(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> 
     let inside = path.join("chain.toml");
     let file = if inside.is_file() { &inside } else { path };
     if file.extension().is_some_and(|e| e == "toml") {
-        return Ok(Box::new(ChainPrefill::open(file, options.cpu, options.stated)?));
+        return open_chain(file, options);
     }
     open_prefill(path, options)
 }
@@ -158,6 +158,11 @@ impl NativePrefill {
     /// Loads what a prompt of `tokens` tokens needs.
     fn prepare(&self, py: Python<'_>, tokens: usize) -> PyResult<()> {
         self.detached(py, |e| e.prepare(tokens)).map_err(to_python)
+    }
+
+    /// Says that all work on GPUs is done that had to do with memory of earlier caches.
+    fn settle(&self, py: Python<'_>) {
+        self.detached(py, |e| e.settle());
     }
 
     /// Runs the prompt one operation at a time; what its activations are like, as JSON.

@@ -231,6 +231,8 @@ pub struct System {
     pub name: String,
     /// Major and minor version.
     pub version: (u32, u32),
+    /// The build, in the system's own words.
+    pub build: String,
 }
 
 impl System {
@@ -301,6 +303,11 @@ pub trait Runtime: 'static {
     type Array: Clone;
     /// The state of a stateful function.
     type State;
+
+    /// Runs one job of the session's worker, with whatever a runtime wants around its calls.
+    fn around(job: impl FnOnce()) {
+        job();
+    }
 
     /// The system.
     fn system(&self) -> System;
@@ -462,7 +469,8 @@ mod tests {
 
     #[test]
     fn old_systems_are_asked_for_nothing_they_lack() {
-        let system = |major, minor| System { name: "macos".to_owned(), version: (major, minor) };
+        let system =
+            |major, minor| System { name: "macos".to_owned(), version: (major, minor), build: String::new() };
         let config = |units, function, major, minor| {
             LoadConfig::for_system(units, function, &system(major, minor)).map_err(|e| e.to_string())
         };

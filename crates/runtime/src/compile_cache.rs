@@ -1,8 +1,8 @@
 //! Compiled models, kept by what they were compiled from.
 //!
 //! Core ML compiles a package into a temporary folder, and forgets it. The copy that is kept is found by a digest over
-//! every file of the package and the system's version, so that a changed package is compiled again and a renamed one
-//! is not. An entry appears whole or not at all: it is moved into place under a name that only complete ones have.
+//! every file of the package and the system's version and build, so that a changed package is compiled again, and every
+//! package after an update of the system, and a renamed one is not. An entry appears whole or not at all: it is moved into place under a name that only complete ones have.
 
 use std::fs;
 use std::io;
@@ -73,7 +73,8 @@ fn digest(package: &Path, system: &System) -> Result<String, RuntimeError> {
     }
     files.sort();
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{} {}.{}", system.name, system.version.0, system.version.1).as_bytes());
+    let (major, minor) = system.version;
+    hasher.update(format!("{} {major}.{minor} {}", system.name, system.build).as_bytes());
     for path in files {
         let name = path.strip_prefix(package).unwrap_or(&path).to_string_lossy().into_owned();
         let file = fs::File::open(&path).map_err(at(&path))?;
@@ -125,6 +126,11 @@ mod tests {
         compiled: Cell<usize>,
     }
 
+    fn macos(version: u32, build: &str) -> System {
+        let build = format!("Version {version}.0 (Build {build})");
+        System { name: "macos".to_owned(), version: (version, 0), build }
+    }
+
     impl Scene {
         fn new() -> Scene {
             let folder = tempfile::tempdir().unwrap();
@@ -139,8 +145,11 @@ mod tests {
         }
 
         fn get(&self, package: &str, version: u32) -> Result<PathBuf, RuntimeError> {
-            let system = System { name: "macos".to_owned(), version: (version, 0) };
-            CompileCache::new(self.path("cache")).compiled(&self.path(package), &system, |_| {
+            self.get_on(package, &macos(version, "24A335"))
+        }
+
+        fn get_on(&self, package: &str, system: &System) -> Result<PathBuf, RuntimeError> {
+            CompileCache::new(self.path("cache")).compiled(&self.path(package), system, |_| {
                 self.compiled.set(self.compiled.get() + 1);
                 let out = self.path(&format!("tmp-{}.mlmodelc", self.compiled.get()));
                 fs::create_dir_all(out.join("weights")).unwrap();
@@ -169,12 +178,16 @@ mod tests {
         fs::write(scene.path("p.mlpackage/Data/w.bin"), [2; 100]).unwrap();
         assert_ne!(scene.get("p.mlpackage", 15).unwrap(), first);
         assert_eq!(scene.compiled.get(), 3);
+        // An update of the system that leaves its version as it is.
+        let updated = scene.get_on("p.mlpackage", &macos(15, "24B83")).unwrap();
+        assert_ne!(updated, scene.get("p.mlpackage", 15).unwrap());
+        assert_eq!(scene.compiled.get(), 4);
     }
 
     #[test]
     fn a_failed_compilation_leaves_nothing() {
         let scene = Scene::new();
-        let system = System { name: "macos".to_owned(), version: (15, 0) };
+        let system = macos(15, "24A335");
         let cache = CompileCache::new(scene.path("cache"));
         let failed = cache.compiled(&scene.path("p.mlpackage"), &system, |_| {
             Err(RuntimeError::failed(Call::Compile, "no\n  such op"))

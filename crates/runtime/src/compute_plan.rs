@@ -27,7 +27,9 @@ pub struct PlanSummary {
 impl PlanSummary {
     /// Sums up a plan. Constants, which run nowhere, are not counted.
     pub fn of(operations: &[Operation]) -> PlanSummary {
-        let counted = operations.iter().filter(|o| o.kind != "const" && !o.kind.starts_with("constexpr_"));
+        let counted = operations
+            .iter()
+            .filter(|o| plain(&o.kind) != "const" && !plain(&o.kind).starts_with("constexpr_"));
         let total: f64 = counted.clone().filter_map(|o| o.cost).sum();
         let mut devices: BTreeMap<&'static str, Share> = BTreeMap::new();
         let mut off: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
@@ -39,9 +41,7 @@ impl PlanSummary {
                 *share.cost.get_or_insert(0.0) += cost / total;
             }
             if device != "ne" {
-                // Frameworks prefix the opset: `ios18.matmul`.
-                let kind = operation.kind.rsplit('.').next().unwrap_or_default();
-                let (count, cost) = off.entry(kind).or_default();
+                let (count, cost) = off.entry(plain(&operation.kind)).or_default();
                 *count += 1;
                 *cost += operation.cost.unwrap_or(0.0);
             }
@@ -84,6 +84,11 @@ impl PlanSummary {
     }
 }
 
+/// An operation's kind without its opset: frameworks say `ios18.matmul`.
+fn plain(kind: &str) -> &str {
+    kind.rsplit('.').next().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +102,8 @@ mod tests {
         let plan = PlanSummary::of(&[
             operation("const", Some("cpu"), Some(1.0)),
             operation("constexpr_lut_to_dense", Some("cpu"), None),
+            operation("ios18.constexpr_blockwise_shift_scale", Some("cpu"), Some(0.5)),
+            operation("ios18.const", None, None),
             operation("ios18.linear", Some("ne"), Some(0.6)),
             operation("ios18.matmul", Some("gpu"), Some(0.3)),
             operation("ios18.gather", Some("cpu"), Some(0.1)),

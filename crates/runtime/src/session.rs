@@ -367,8 +367,9 @@ impl<R: Runtime> Session<R> {
             .spawn(move || {
                 let mut worker = Worker::new(launch(), book);
                 for job in jobs {
-                    job(&mut worker);
+                    R::around(|| job(&mut worker));
                 }
+                R::around(|| drop(worker));
             })
             .map_err(|e| RuntimeError::WorkerGone { message: e.to_string() })?;
         self.worker = Some(sender.clone());

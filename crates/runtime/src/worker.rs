@@ -1,10 +1,9 @@
 //! The thread's side of a session: models, buffers, and the order in which a prediction goes about them.
 
 use std::collections::BTreeMap;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use kvbaton_memory::{Book, Bytes, Custody, Loan, Move, Turn};
+use kvbaton_memory::{Book, Bytes, Custody, Move, Turn};
 
 use crate::{
     ArrayInfo, Call, CompileCache, Element, LoadConfig, Memory, Output, PlanSummary, Runtime, RuntimeError,
@@ -33,21 +32,6 @@ struct Held<A> {
     custody: Custody,
     memory: Memory,
     because: Option<String>,
-}
-
-/// Bytes whose buffer is given back after the last handle on them is gone.
-struct LentBytes {
-    // In this order: the lock goes before the loan.
-    bytes: Bytes,
-    _loan: Loan,
-}
-
-impl Deref for LentBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 pub(crate) struct Worker<R: Runtime> {
@@ -85,6 +69,7 @@ impl<R: Runtime> Worker<R> {
             return Ok(known.clone());
         }
         let system = self.runtime.system();
+        system.require("compiling a package", (13, 0))?;
         let compiled = match cache {
             Some(cache) => cache.compiled(path, &system, |p| self.runtime.compile(p))?,
             None => self.runtime.compile(path)?,
@@ -260,7 +245,8 @@ impl<R: Runtime> Worker<R> {
             return Err(RuntimeError::failed(Call::Describe, message));
         }
         let bytes = self.runtime.lock(result, &info)?;
-        let bytes = Bytes::new(LentBytes { bytes, _loan: turn.lend()? });
+        // The lock goes before the loan.
+        let bytes = Bytes::on_loan(bytes, turn.lend()?);
         Ok(Output { name: output.name.clone(), info, bytes, memory, because })
     }
 }

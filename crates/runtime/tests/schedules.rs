@@ -280,6 +280,8 @@ enum Step {
     Predict(usize),
     Drop(usize),
     Clone(usize),
+    /// A GPU may be at work on it when it is dropped.
+    Unsettle(usize),
     Settle,
 }
 
@@ -288,6 +290,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (1usize..8).prop_map(Step::Predict),
         3 => any::<usize>().prop_map(Step::Drop),
         1 => any::<usize>().prop_map(Step::Clone),
+        1 => any::<usize>().prop_map(Step::Unsettle),
         1 => Just(Step::Settle),
     ]
 }
@@ -313,15 +316,24 @@ proptest! {
             match step {
                 Step::Predict(n) => {
                     let tokens: Vec<i32> = (0..n).map(|i| i32::try_from(round * 10 + i).unwrap()).collect();
+                    let before = rig.session.counts();
                     match rig.predict(&tokens) {
-                        Ok(outputs) => held.push((tokens, outputs)),
-                        Err(RuntimeError::Custody(_)) => prop_assert!(!held.is_empty() && !ignores_backings),
+                        Ok(outputs) => {
+                            prop_assert!(before.unsettled == 0 || ignores_backings, "a barrier was due");
+                            held.push((tokens, outputs));
+                        }
+                        Err(RuntimeError::Custody(refused)) => {
+                            prop_assert!(before.lent + before.unsettled > 0 && !ignores_backings, "{}", refused);
+                        }
                         Err(RuntimeError::Failed { .. }) => prop_assert!(fails_percent > 0),
                         Err(other) => prop_assert!(false, "{other}"),
                     }
                 }
                 Step::Drop(i) if !held.is_empty() => drop(held.remove(i % held.len())),
                 Step::Clone(i) if !held.is_empty() => held.push(held[i % held.len()].clone()),
+                Step::Unsettle(i) if !held.is_empty() => {
+                    held[i % held.len()].1.iter().for_each(|output| output.bytes.leave_unsettled());
+                }
                 Step::Settle => rig.session.settle(),
                 _ => {}
             }
@@ -331,6 +343,9 @@ proptest! {
             }
         }
         drop(held);
+        let counts = rig.session.counts();
+        prop_assert_eq!(counts, Counts { free: counts.free, unsettled: counts.unsettled, ..Counts::default() });
+        rig.session.settle();
         let counts = rig.session.counts();
         prop_assert_eq!(counts, Counts { free: counts.free, ..Counts::default() });
         prop_assert!(counts.free <= 3);

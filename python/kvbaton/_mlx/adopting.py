@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -137,17 +138,24 @@ def measure(mx: Any, backend: str) -> Adoption:
     return result(True, in_place, copied, how, because)
 
 
-_pending = False
+_adopted = False
 
 
-def barrier() -> None:
-    """Waits for all work of MLX on memory that it took over, before that memory's producer may write it again."""
-    global _pending
-    if _pending:
-        import mlx.core as mx
+def settle(engine: _native.NativePrefill) -> None:
+    """Waits for MLX's work on memory that it took over, and tells ``engine``, which may then write there again.
 
-        mx.synchronize()
-        _pending = False
+    The engine itself refuses to as long as MLX has the memory, and until this was said.
+    """
+    if not _adopted:
+        return
+    import mlx.core as mx
+
+    mx.synchronize()
+    # mlx-lm decodes on a stream of its own.
+    stream = getattr(sys.modules.get("mlx_lm.generate"), "generation_stream", None)
+    if stream is not None:
+        mx.synchronize(stream)
+    engine.settle()
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ def adopt(cache: CacheView, decoder: Decoder, model: Any, rows: int, dtype: Any 
 
     Every array's address is compared with the memory's: what MLX copied is not called adopted.
     """
-    global _pending
+    global _adopted
     because = _against(cache, decoder, dtype)
     if because is not None:
         return because
@@ -174,6 +182,7 @@ def adopt(cache: CacheView, decoder: Decoder, model: Any, rows: int, dtype: Any 
     wanted = [(layer, part) for layer in range(len(slots)) for part in ("key", "value")]
     try:
         loans = _native.view_lend(cache._native, wanted, rows)
+        _adopted = True
         arrays = [mx.from_dlpack(np.asarray(loan)) for loan in loans]
         mx.eval(arrays)
     except (KvbatonError, AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -181,7 +190,6 @@ def adopt(cache: CacheView, decoder: Decoder, model: Any, rows: int, dtype: Any 
     on_memory = [_native.address(a) == loan.address for a, loan in zip(arrays, loans, strict=True)]
     if not all(on_memory):
         return f"MLX copied {on_memory.count(False)} of {len(arrays)} arrays instead of taking them over"
-    _pending = True
     cache._give_away()
     for slot, keys, values in zip(slots, arrays[::2], arrays[1::2], strict=True):
         slot.cache.keys, slot.cache.values, slot.cache.offset = keys, values, rows

@@ -11,6 +11,7 @@ from ..cache import CacheView
 from ..errors import UsageError
 from ..prefill import Prefill
 from ..report import HandoffReport, PrefillReport
+from .adopting import settle
 from .slots import Spec
 
 Arrays = list[tuple[str, Any, str]]
@@ -80,6 +81,7 @@ class Prefilling:
         self, targets: Arrays, wanted: Wanted, only: tuple[int, int] | None, threads: int
     ) -> HandoffReport:
         assert only is None, "checked where the caches are looked at"
+        settle(self._native)
         prefill, report = self._native.prefill_into(self._tokens, targets, *wanted, threads=threads)
         self.report = PrefillReport.from_json(prefill)
         return HandoffReport.from_json(report)

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kvbaton::selftest::{Failed, Found, Probes, Selftest, SelftestReport, Status, selftest};
+use kvbaton::bench::Machine;
+use kvbaton::selftest::{Failed, Found, Probe, Probes, Selftest, SelftestReport, Status, selftest};
 use kvbaton::{CpuOptions, EngineOptions, Error, ErrorKind, Stated, open_prefill};
 use serde_json::{Map, Value, json};
 
@@ -17,7 +18,13 @@ use crate::printer::{Printer, seconds, table};
 pub(crate) fn run(verb: &args::Selftest, host: Option<&dyn Host>, printer: &Printer) -> Result<bool, Error> {
     check(verb)?;
     let bar = printer.progress();
-    let mut progress = |group: &str, name: &str| bar.set_message(format!("{group}: {name}"));
+    let machine = Machine::here();
+    let mut progress = |done: &[Probe], group: &str, name: &str| {
+        bar.set_message(format!("{group}: {name}"));
+        // What never ran on this hardware may end the process: what was found until then is not lost with it.
+        let so_far = SelftestReport::until(done, (group, name), &machine, verb.package.as_ref());
+        let _ = write(&verb.out, &so_far.to_markdown());
+    };
     let mut probes = Probes::new(&mut progress);
     let what = Selftest {
         package: verb.package.clone(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo};
+use kvbaton_layout::{LiveRows, TensorInfo};
 use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::program::TensorType;
 use kvbaton_runtime::{
@@ -11,10 +11,10 @@ use kvbaton_runtime::{
 
 use super::{described, floats, packed, tensor_type};
 use crate::cpu::agree;
-use crate::decode::{check_received, check_step, no_logits};
+use crate::decode::DecodeFacts;
 use crate::functions::{Facts, decode_function};
 use crate::handoff::{hand_off_one, planned};
-use crate::inputs::{self, Wanted as Input};
+use crate::inputs::Wanted as Input;
 use crate::{
     CacheView, Decode, Error, ErrorKind, Filled, HandoffReport, Logits, Stated, Tensor, Threads, Wanted,
 };
@@ -23,12 +23,10 @@ use crate::{
 /// there by their handlers, and what comes out is a copy.
 pub struct RuntimeDecode<R: Runtime> {
     session: Session<R>,
-    model: ModelSpec,
-    layout: Layout,
+    facts: DecodeFacts,
     function: CompiledFunction,
     /// The states that hold the cache, as the program declares them.
     tensors: Vec<TensorInfo>,
-    capacity: usize,
     loaded: Loaded,
     state: StateId,
     seen: usize,
@@ -66,7 +64,8 @@ impl<R: Runtime> RuntimeDecode<R> {
             .collect::<Result<Vec<_>, _>>()?;
         let loaded = session.load(path, function.name.as_deref(), units)?;
         let state = session.new_state(function.name.as_deref())?;
-        Ok(RuntimeDecode { session, model, layout, function, tensors, capacity, loaded, state, seen: 0 })
+        let facts = DecodeFacts { model, layout, capacity };
+        Ok(RuntimeDecode { session, facts, function, tensors, loaded, state, seen: 0 })
     }
 
     /// Where all buffers are.
@@ -80,7 +79,8 @@ impl<R: Runtime> RuntimeDecode<R> {
 
     /// Writes the rows of `view` into the states, one tensor after the other.
     fn fill(&mut self, view: &CacheView, seen: usize, threads: usize) -> Result<Vec<Filled>, Error> {
-        let (layout, cache, live) = (self.layout.clone(), self.model.cache.clone(), LiveRows::seen(seen));
+        let DecodeFacts { layout, model, .. } = self.facts.clone();
+        let (cache, live) = (model.cache, LiveRows::seen(seen));
         let (view, infos) = (view.clone(), self.tensors.clone());
         // Whatever the plan refuses, it refuses before the state is touched.
         let wanted = Wanted { layout: &layout, cache: &cache, live: &live, rows: None, whole: &[] };
@@ -101,16 +101,8 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
         R::NAME
     }
 
-    fn model(&self) -> &ModelSpec {
-        &self.model
-    }
-
-    fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    fn capacity(&self) -> usize {
-        self.capacity
+    fn facts(&self) -> &DecodeFacts {
+        &self.facts
     }
 
     fn tokens_seen(&self) -> usize {
@@ -126,7 +118,7 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
 
     fn receive(&mut self, view: &CacheView, threads: &Threads) -> Result<HandoffReport, Error> {
         self.clear()?;
-        let seen = check_received(view, &self.model, self.capacity)?;
+        let seen = self.facts.check_received(view)?;
         // A runtime's states are zeroed as they are made: rows that nothing fills are zero already.
         let filled = match self.fill(view, seen, threads.count()) {
             Ok(filled) => filled,
@@ -140,7 +132,6 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
     }
 
     fn step(&mut self, token: u32) -> Result<Logits, Error> {
-        check_step(token, self.seen, &self.model, self.capacity)?;
         let types: Vec<(&str, TensorType)> = self
             .function
             .inputs
@@ -148,14 +139,13 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
             .map(|i| (i.name.as_str(), tensor_type(i.element, &i.shape)))
             .collect();
         let wanted: Vec<Input<'_>> = types.iter().map(|(name, ty)| Input { name, ty }).collect();
-        let arrays = inputs::build_after(&self.layout, &wanted, &[token], 1, self.seen, &[])?;
+        let arrays = self.facts.inputs(&wanted, token, self.seen)?;
         let inputs =
             arrays.into_iter().map(|(name, array)| packed(name, &array)).collect::<Result<_, _>>()?;
         let name = self.function.name.as_deref();
         let outputs = self.session.step(name, self.state, inputs, &self.function.outputs)?;
         self.seen += 1;
-        let logits = outputs.iter().find(|o| Some(&o.name) == self.layout.outputs.logits.as_ref());
-        Ok(Logits { values: floats(logits.ok_or_else(|| no_logits(&self.layout))?)? })
+        Ok(Logits { values: floats(&self.facts.logits(outputs, |o| &o.name)?)? })
     }
 
     fn cache(&mut self) -> Result<CacheView, Error> {
@@ -165,9 +155,7 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
             Ok(Tensor { info: shown(info, &reported)?, bytes })
         });
         let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
-        let live = LiveRows::seen(self.seen);
-        let view = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?;
-        Ok(view.with_model(Some(self.model.clone())))
+        self.facts.view(tensors, self.seen)
     }
 
     fn addresses(&self) -> Option<Vec<(usize, usize)>> {

@@ -22,14 +22,19 @@ struct Rig {
 
 /// The fake runtime under the reader's test package of two functions.
 fn rig(habits: Habits) -> Rig {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mil/testdata/two_functions.mlpackage");
+    rig_on("two_functions.mlpackage", LAYERS, habits)
+}
+
+/// The same under another of the reader's packages.
+fn rig_on(package: &str, layers: usize, habits: Habits) -> Rig {
     let model = serde_json::json!({
         "architecture": "llama", "vocab_size": 48, "dtype": "float16",
         "rope": {"kind": "half-split", "theta": 10000.0, "dims": DIM, "scaling": {"kind": "default"}},
-        "layers": CacheSpec::full(LAYERS, HEADS, DIM),
+        "layers": CacheSpec::full(layers, HEADS, DIM),
     });
     let model = Some(serde_json::from_value(model).unwrap());
     let stated = Stated { layout: Some(presets::get("kvbaton-stacked").unwrap()), model };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mil/testdata").join(package);
     let tally = Arc::new(Tally::default());
     let counted = tally.clone();
     let session = Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()));
@@ -80,6 +85,18 @@ fn a_second_prediction_is_refused_while_the_first_cache_is_held() {
     assert_eq!(engine.prefill(&[4]).unwrap_err().kind(), ErrorKind::Lease);
     drop(first);
     assert!(engine.prefill(&[4]).is_ok());
+}
+
+#[test]
+fn the_only_function_of_a_package_is_asked_for_without_its_name() {
+    // A system on which functions cannot be named, and a package that needs no newer one.
+    let old = || Habits { version: (13, 0), ..Habits::default() };
+    let Rig { mut engine, .. } = rig_on("spec7.mlpackage", 1, old());
+    let done = engine.prefill(&[1, 2, 3]).unwrap();
+    assert_eq!(done.report.function, "main");
+    hand_over(&done.cache, &[1, 2, 3]);
+    let refused = rig(old()).engine.prefill(&[1]).unwrap_err();
+    assert!(refused.to_string().contains("a package of several functions needs macOS 15.0"), "{refused}");
 }
 
 #[test]

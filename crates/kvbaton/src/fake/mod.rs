@@ -229,6 +229,10 @@ impl Prefill for FakePrefill {
         choose_function(&self.functions, tokens).map(|_| ())
     }
 
+    fn settle(&mut self) {
+        self.session.settle();
+    }
+
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
         let start = Instant::now();
         let function = choose_function(&self.functions, tokens.len())?.clone();

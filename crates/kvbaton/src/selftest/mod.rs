@@ -103,21 +103,24 @@ impl<E: std::error::Error> From<E> for Failed {
     }
 }
 
+/// Told of a probe before it runs: all that are done, its group, and its name.
+pub type Progress<'a> = dyn FnMut(&[Probe], &str, &str) + 'a;
+
 /// Runs probes and keeps what they find.
 pub struct Probes<'a> {
     done: Vec<Probe>,
-    progress: &'a mut dyn FnMut(&str, &str),
+    progress: &'a mut Progress<'a>,
 }
 
 impl<'a> Probes<'a> {
-    /// No probes yet. `progress` is told of each one's group and name before it runs.
-    pub fn new(progress: &'a mut dyn FnMut(&str, &str)) -> Probes<'a> {
+    /// No probes yet. `progress` is told of each one before it runs: a probe may end the process.
+    pub fn new(progress: &'a mut Progress<'a>) -> Probes<'a> {
         Probes { done: Vec::new(), progress }
     }
 
     /// Runs one.
     pub fn run(&mut self, group: &str, name: &str, probe: impl FnOnce() -> Found) {
-        (self.progress)(group, name);
+        (self.progress)(&self.done, group, name);
         let start = Instant::now();
         let (status, because, found) = match probe() {
             Ok(found) => (Status::Pass, None, found),
@@ -148,18 +151,7 @@ impl<'a> Probes<'a> {
 
     /// The report of all that ran.
     pub fn report(self, package: Option<&PathBuf>) -> SelftestReport {
-        let has = |status: Status| self.done.iter().any(|p| p.status == status);
-        let verdict = match (has(Status::Fail), has(Status::NotRun)) {
-            (true, _) => "fail",
-            (false, true) => "incomplete",
-            (false, false) => "pass",
-        };
-        SelftestReport {
-            verdict,
-            machine: Machine::here(),
-            package: package.map_or_else(|| "a prefill in miniature".to_owned(), |p| p.display().to_string()),
-            probes: self.done,
-        }
+        SelftestReport::of(self.done, Machine::here(), package)
     }
 }
 
@@ -206,13 +198,51 @@ fn coreml(_what: &Selftest, _packages: &Packages, probes: &mut Probes<'_>) {
 }
 
 impl SelftestReport {
+    fn of(probes: Vec<Probe>, machine: Machine, package: Option<&PathBuf>) -> SelftestReport {
+        let has = |status: Status| probes.iter().any(|p| p.status == status);
+        let verdict = match (has(Status::Fail), has(Status::NotRun)) {
+            (true, _) => "fail",
+            (false, true) => "incomplete",
+            (false, false) => "pass",
+        };
+        let package =
+            package.map_or_else(|| "a prefill in miniature".to_owned(), |p| p.display().to_string());
+        SelftestReport { verdict, machine, package, probes }
+    }
+
+    /// The report of a run that is under way, to be left behind if the next probe, `name` of `group`, ends the process.
+    pub fn until(
+        done: &[Probe],
+        (group, name): (&str, &str),
+        machine: &Machine,
+        package: Option<&PathBuf>,
+    ) -> SelftestReport {
+        let mut probes = done.to_vec();
+        probes.push(Probe {
+            group: group.to_owned(),
+            name: name.to_owned(),
+            status: Status::Fail,
+            because: Some("it never ended: the process did, or was ended".to_owned()),
+            found: Map::new(),
+            seconds: 0.0,
+        });
+        SelftestReport::of(probes, machine.clone(), package)
+    }
+
     /// The report as one Markdown file, the JSON document in it: to read, and to attach.
     pub fn to_markdown(&self) -> String {
         let machine = &self.machine;
         let mut text = format!(
-            "# kvbaton selftest: {}\n\nkvbaton {}, {} {}, {}, {} cores; package: {}\n\n\
+            "# kvbaton selftest: {}\n\nkvbaton {}, {} {} on {}, {}, {} cores; package: {}\n\n\
              | group | probe | status | seconds | found |\n|---|---|---|---|---|\n",
-            self.verdict, machine.kvbaton, machine.os, machine.arch, machine.cpu, machine.cores, self.package
+            self.verdict,
+            machine.kvbaton,
+            machine.os,
+            machine.os_version.as_deref().unwrap_or("of unknown version"),
+            machine.arch,
+            machine.cpu,
+            machine.cores,
+            self.package
         );
         for probe in &self.probes {
             let status = match probe.status {

@@ -16,6 +16,8 @@ macro_rules! package {
 const DOUBLE: Files =
     package!("testdata/double.mlpackage", "Manifest.json", "Data/com.apple.CoreML/model.mlmodel");
 const SUM: Files = package!("testdata/sum.mlpackage", "Manifest.json", "Data/com.apple.CoreML/model.mlmodel");
+const SIDES: Files =
+    package!("testdata/sides.mlpackage", "Manifest.json", "Data/com.apple.CoreML/model.mlmodel");
 const PREFILL: Files = package!(
     "testdata/prefill.mlpackage",
     "Manifest.json",
@@ -36,6 +38,8 @@ pub(super) struct Packages {
     pub(super) double: PathBuf,
     /// Adds an array to a state.
     pub(super) sum: PathBuf,
+    /// Adds an array to a state, in functions `rows_of_64`, `rows_of_96` and `rows_of_100`.
+    pub(super) sides: PathBuf,
     /// A prefill in miniature, of 8 and of 16 tokens.
     pub(super) prefill: PathBuf,
     /// The same model decoding, its cache of 32 rows in states.
@@ -57,9 +61,10 @@ impl Packages {
         };
         let double = write("double.mlpackage", DOUBLE)?;
         let sum = write("sum.mlpackage", SUM)?;
+        let sides = write("sides.mlpackage", SIDES)?;
         let prefill = write("prefill.mlpackage", PREFILL)?;
         let decode = write("decode.mlpackage", DECODE)?;
-        Ok(Packages { _folder: folder, double, sum, prefill, decode })
+        Ok(Packages { _folder: folder, double, sum, sides, prefill, decode })
     }
 }
 

@@ -7,8 +7,8 @@ use half::f16;
 use kvbaton_layout::TensorInfo;
 use kvbaton_memory::WritableBytes;
 use kvbaton_runtime::{
-    ArrayInfo, Call, Element, LoadConfig, Memory, Runtime, RuntimeError, Session, SurfaceLimits, Units,
-    choose_memory,
+    ArrayInfo, Call, Element, LoadConfig, Memory, PlanSummary, Runtime, RuntimeError, Session, SurfaceLimits,
+    Units, choose_memory,
 };
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The probes, in order.
-pub(super) const NAMES: [&str; 12] = [
+pub(super) const NAMES: [&str; 13] = [
     "system and limits",
     "load and predict: all",
     "load and predict: cpu-and-ne",
@@ -31,6 +31,7 @@ pub(super) const NAMES: [&str; 12] = [
     "strides",
     "locked and input buffers",
     "state",
+    "sides of states",
     "decode with states",
     "hand-offs in a row",
     "memory of large outputs",
@@ -44,7 +45,7 @@ pub(super) fn probe<R: Runtime>(
     packages: &Packages,
     probes: &mut Probes<'_>,
 ) {
-    let [system, all, ne, gpu, cpu, sizes, strides, locks, state, decode, rounds, large] = NAMES;
+    let [system, all, ne, gpu, cpu, sizes, strides, locks, state, sides, decode, rounds, large] = NAMES;
     let mut own = session();
     let mut limits = SurfaceLimits::GUARANTEED;
     probes.run(group, system, || {
@@ -77,7 +78,7 @@ pub(super) fn probe<R: Runtime>(
     let sum = packages.sum.clone();
     match own.with_runtime(Call::Plan, |r| Ok(r.system().has((15, 0)))) {
         Ok(false) => {
-            for name in [state, decode] {
+            for name in [state, sides, decode] {
                 probes.not_run(group, name, "states need macOS 15");
             }
         }
@@ -86,6 +87,14 @@ pub(super) fn probe<R: Runtime>(
                 let found = own.with_runtime(Call::Predict, move |r| states(r, &sum))?;
                 match found.values().any(|v| *v == json!(false)) {
                     true => failed("a state does not hold what was written to it", found),
+                    false => Ok(found),
+                }
+            });
+            let package = packages.sides.clone();
+            probes.run(group, sides, || {
+                let found = own.with_runtime(Call::Predict, move |r| sides_of_states(r, &package))?;
+                match found.values().any(|v| v["outcome"] == json!("wrong values")) {
+                    true => failed("a prediction reported success and left wrong values", found),
                     false => Ok(found),
                 }
             });
@@ -363,6 +372,44 @@ fn states<R: Runtime>(r: &mut R, sum: &Path) -> Result<Map<String, Value>, Runti
         "takes_what_is_written": written == values(shape, 1.5),
         "address": if first == second { "stayed" } else { "moved" },
     })
+}
+
+/// What becomes of states whose rows are a power of two, a multiple of 32, and neither, where the Neural Engine may run
+/// them; sources disagree on what it takes.
+fn sides_of_states<R: Runtime>(r: &mut R, package: &Path) -> Result<Map<String, Value>, RuntimeError> {
+    let compiled = r.compile(package)?;
+    let mut found = Map::new();
+    for side in [64, 96, 100] {
+        let config = LoadConfig::for_system(Units::CpuAndNe, Some(&format!("rows_of_{side}")), &r.system())?;
+        let outcome = sums_twice(r, &compiled, &config, [4, side]);
+        let share = r.plan(&compiled, &config).ok().map(|plan| PlanSummary::of(&plan).share("ne"));
+        let outcome = match outcome {
+            Ok(true) => "works".to_owned(),
+            Ok(false) => "wrong values".to_owned(),
+            Err(error) => format!("refused: {error}"),
+        };
+        found.insert(format!("rows of {side}"), json!({"outcome": outcome, "share_on_neural_engine": share}));
+    }
+    Ok(found)
+}
+
+/// Adds an array of `shape` to a fresh state twice, and says whether the state then holds the sum.
+fn sums_twice<R: Runtime>(
+    r: &mut R,
+    compiled: &Path,
+    config: &LoadConfig,
+    shape: [usize; 2],
+) -> Result<bool, RuntimeError> {
+    let mut model = r.load(compiled, config)?;
+    let mut state = r.new_state(&mut model)?;
+    for _ in 0..2 {
+        let input = r.input(&ArrayInfo::packed(Element::Float16, &shape), &values(shape, 1.0))?;
+        let out = r.backing(Element::Float16, &shape, Memory::Heap)?;
+        r.predict(&mut model, &[("in".to_owned(), input)], &[("out".to_owned(), out)], Some(&mut state))?;
+    }
+    let mut held = Vec::new();
+    r.read_state(&mut state, "total", &mut |info, bytes| held = info.gather(bytes))?;
+    Ok(held == values(shape, 2.0))
 }
 
 /// Both legs on the runtime: a prefill's cache goes into states, and the tokens after it are the executor's.

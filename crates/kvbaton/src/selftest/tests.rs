@@ -12,7 +12,7 @@ fn small() -> Selftest {
 }
 
 fn run() -> SelftestReport {
-    let mut progress = |_: &str, _: &str| {};
+    let mut progress = |_: &[Probe], _: &str, _: &str| {};
     let mut probes = Probes::new(&mut progress);
     selftest(&small(), &mut probes).unwrap();
     probes.report(None)
@@ -53,11 +53,14 @@ fn both_versions_of_what_sources_disagree_on_are_told_apart() {
     assert_eq!(strides["surface, rows of 100"]["result_bytes"], 256);
     assert_eq!(strides["heap, rows of 100"]["result_bytes"], 200);
     assert_eq!(find(&report, "fake", "state").found["adds_up"], true);
+    for side in ["rows of 64", "rows of 96", "rows of 100"] {
+        assert_eq!(find(&report, "fake", "sides of states").found[side]["outcome"], "works");
+    }
 }
 
 #[test]
 fn a_probe_that_fails_is_reported_not_returned() {
-    let mut progress = |_: &str, _: &str| {};
+    let mut progress = |_: &[Probe], _: &str, _: &str| {};
     let mut probes = Probes::new(&mut progress);
     probes.run("g", "fails", || failed("it | does", found! {"x": 1}));
     probes.not_run("g", "cannot", "no reason");
@@ -69,4 +72,21 @@ fn a_probe_that_fails_is_reported_not_returned() {
     let json = text.split("```json\n").nth(1).unwrap().split("\n```").next().unwrap();
     let document: Value = serde_json::from_str(json).unwrap();
     assert_eq!(document["probes"][0]["found"]["x"], 1);
+}
+
+#[test]
+fn a_probe_that_ends_the_process_is_named_in_what_is_left() {
+    let (left, machine) = (std::cell::RefCell::new(String::new()), Machine::here());
+    let mut progress = |done: &[Probe], group: &str, name: &str| {
+        *left.borrow_mut() = SelftestReport::until(done, (group, name), &machine, None).to_markdown();
+    };
+    let mut probes = Probes::new(&mut progress);
+    probes.run("g", "ends well", || Ok(found! {"x": 1}));
+    probes.run("g", "aborts", || {
+        let text = left.borrow();
+        assert!(text.starts_with("# kvbaton selftest: fail"), "{text}");
+        assert!(text.contains("| g | ends well | pass | 0.00 | x: 1 |"), "{text}");
+        assert!(text.contains("| g | aborts | **fail** | 0.00 | it never ended"), "{text}");
+        Ok(Map::new())
+    });
 }

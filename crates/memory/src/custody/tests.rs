@@ -74,7 +74,8 @@ fn what_a_gpu_read_waits_for_a_barrier() {
     let custody = Custody::fresh();
     custody.make(Move::Propose).unwrap();
     custody.make(Move::Written).unwrap();
-    let (host, gpu) = (custody.lend().unwrap(), custody.lend_to_gpu().unwrap());
+    let (host, gpu) = (custody.lend().unwrap(), custody.lend().unwrap());
+    gpu.leave_unsettled();
     drop(gpu);
     drop(host);
     assert_eq!(custody.phase(), Phase::Unsettled);

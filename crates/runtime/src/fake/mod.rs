@@ -325,7 +325,7 @@ impl Runtime for FakeRuntime {
     type State = FakeState;
 
     fn system(&self) -> System {
-        System { name: "fake".to_owned(), version: self.habits.version }
+        System { name: "fake".to_owned(), version: self.habits.version, build: "none".to_owned() }
     }
 
     fn surface_limits(&self) -> SurfaceLimits {

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
-use kvbaton::{ChainPrefill, Error, ErrorKind, Prefill, Stated, open_prefill};
+use kvbaton::{Error, ErrorKind, Prefill, Stated, open_chain, open_prefill};
 
 use super::super::{described, layout};
 use crate::Host;
-use crate::args::{EngineName, Foreign, Run};
+use crate::args::{Foreign, Run};
 use crate::host::{DecoderRequest, Prefiller};
 use crate::printer::Printer;
 
@@ -60,21 +60,11 @@ pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) ->
     }
     if let Some(file) = chain {
         // The flags of the other engine may be meant for a package that decodes.
-        let flag = match (verb.runtime.engine, verb.runtime.compute_units) {
-            (Some(EngineName::Coreml), _) => Some("--engine coreml"),
-            (_, Some(_)) => Some("--compute-units"),
-            _ => None,
-        };
-        if let Some(flag) = flag.filter(|_| !is_package(&verb.decode) && verb.decode_package.is_none()) {
-            let message = format!("{flag} is not for chains: the CPU executor runs `{}`", file.display());
-            return Err(Error::new(ErrorKind::Usage, message).hint(format!("leave {flag} out")));
+        let mut options = verb.runtime.options(verb.threads, Stated { layout, model: described()? }, printer);
+        if is_package(&verb.decode) || verb.decode_package.is_some() {
+            (options.engine, options.units, options.timeout) = (None, None, None);
         }
-        let stated = Stated { layout, model: described()? };
-        return Ok(Producer::Engine(Box::new(ChainPrefill::open(
-            &file,
-            verb.runtime.executor.options(verb.threads),
-            stated,
-        )?)));
+        return Ok(Producer::Engine(open_chain(&file, options)?));
     }
     if !is_package(&verb.prefill) && verb.prefill.join("config.json").is_file() {
         if layout.is_some() || foreign.model.is_some() {

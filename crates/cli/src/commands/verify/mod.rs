@@ -10,8 +10,8 @@ use std::time::Instant;
 use clap::ValueEnum;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
-    CacheView, ChainPrefill, DigestCache, Engine, EngineOptions, Error, ErrorKind, Prefill, Prefilled,
-    Stated, Waived, files_digest, open_prefill,
+    CacheView, DigestCache, Engine, EngineOptions, Error, ErrorKind, Prefill, Prefilled, Stated, Waived,
+    files_digest, open_chain, open_prefill,
 };
 use serde_json::{Map, Value, json};
 
@@ -119,8 +119,8 @@ impl Packages {
         let layout = verb.layout.as_deref().map(layout).transpose()?;
         let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
         let open = |path: &Path, options: EngineOptions| {
-            let package: Box<dyn Prefill> = match chain_file(path) {
-                Some(file) => Box::new(ChainPrefill::open(&file, options.cpu, options.stated)?),
+            let package = match chain_file(path) {
+                Some(file) => open_chain(&file, options)?,
                 None => open_prefill(path, options)?,
             };
             let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
