@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws the time of each chunk of a long prefill against the work that it needs, as an SVG.
 
-    kvbaton bench prefill PACKAGE --tokens 7900 --json > chunks.json
-    scripts/plot-chunks.py chunks.json MODEL/config.json docs/chunks.svg
+    kvbaton bench prefill PACKAGE --tokens 8192 --json > chunks.json
+    scripts/plot-chunks.py chunks.json MODEL/config.json docs/plots/chunks.svg
 
 The work of a chunk of T tokens after p others, in floating-point operations: two for each weight of the layers and
 token, and four for each lane of a query head, each token and each row that it attends to. The line is the rate at
@@ -83,7 +83,7 @@ def main(bench: str, config: str, out: str) -> None:
         gflop, seconds = work(shape, position, tokens) / 1e9, chunk["seconds"]
         points.append((gflop, seconds))
         end = position + tokens
-        labels.append(f"{end // 1024}K" if end in (2048, 4096) or end == 7680 else "")
+        labels.append(f"{end // 1024}K" if end in (2048, 4096, 8192) else "")
         print(f"{position:8} {tokens:7} {gflop:8.0f} {seconds:8.2f} {gflop / seconds:8.0f}")
     Path(out).write_text(svg(points, labels), encoding="utf-8")
 
