@@ -13,6 +13,7 @@ import logging
 import shutil
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 logging.disable(logging.WARNING)
@@ -20,21 +21,15 @@ warnings.filterwarnings("ignore")
 
 import coremltools as ct
 import numpy as np
+from codes import codes as of_codes
+from codes import mask as of_bits
+from codes import pack
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 HERE = Path(__file__).parent
 RNG = np.random.default_rng(3)
-PACKED = {
-    "int4": (types.np_int4_dtype, -8, 8),
-    "uint1": (types.np_uint1_dtype, 0, 2),
-    "uint2": (types.np_uint2_dtype, 0, 4),
-    "uint3": (types.np_uint3_dtype, 0, 8),
-    "uint4": (types.np_uint4_dtype, 0, 16),
-    "uint6": (types.np_uint6_dtype, 0, 64),
-    "int8": (np.int8, -128, 128),
-    "uint8": (np.uint8, 0, 256),
-}
+codes = partial(of_codes, RNG)
 
 
 def save(program, name, target):
@@ -52,11 +47,6 @@ def save(program, name, target):
         shutil.copytree(path, HERE / path.name)
 
 
-def codes(kind, *shape):
-    dtype, low, high = PACKED[kind]
-    return RNG.integers(low, high, shape).astype(dtype)
-
-
 def f16(*shape):
     return RNG.standard_normal(shape).astype(np.float16)
 
@@ -66,7 +56,7 @@ def f32(*shape):
 
 
 def mask(*shape):
-    return (RNG.random(shape) < 0.4).astype(types.np_uint1_dtype)
+    return of_bits(RNG, 0.4, *shape)
 
 
 EXPECTED = {}
@@ -200,12 +190,6 @@ def build18():
         return tuple(output(name, value, half, single) for name, value in made)
 
     save(program, "constexpr18", ct.target.iOS18)
-
-
-def pack(values, bits):
-    """Codes of ``bits`` bits, the lowest first."""
-    flat = (values.ravel()[:, None] >> np.arange(bits)) & 1
-    return np.packbits(flat.ravel().astype(np.uint8), bitorder="little")
 
 
 def build16():

@@ -9,6 +9,8 @@ import indexed
 import moves
 import norms
 import products
+import states
+import weights
 
 if __name__ == "__main__":
     for group in (
@@ -23,6 +25,8 @@ if __name__ == "__main__":
         indexed.updates,
         norms.norms,
         products.products,
+        weights.weights,
+        states.states,
     ):
         group()
     harness.write()

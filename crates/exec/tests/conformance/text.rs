@@ -36,6 +36,8 @@ impl Literal {
 pub(crate) struct Op {
     pub(crate) kind: String,
     pub(crate) inputs: Vec<(String, Vec<Argument>)>,
+    /// Constants in attributes, where opsets before iOS 18 keep the parts of a compressed weight.
+    pub(crate) attributes: Vec<(String, Vec<Argument>)>,
     pub(crate) outputs: Vec<(String, Type)>,
     pub(crate) blocks: Vec<Block>,
 }
@@ -51,8 +53,17 @@ pub(crate) struct Block {
 #[derive(Debug)]
 pub(crate) struct Values {
     pub(crate) name: String,
+    /// Of a value that is expected.
+    pub(crate) ty: Option<Type>,
     pub(crate) within: f64,
     pub(crate) values: Vec<Literal>,
+}
+
+/// One run: its inputs, with states that are set before it, and its results, with states as they are after it.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    pub(crate) given: Vec<Values>,
+    pub(crate) expected: Vec<Values>,
 }
 
 #[derive(Debug)]
@@ -60,8 +71,8 @@ pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) opset: String,
     pub(crate) body: Block,
-    pub(crate) given: Vec<Values>,
-    pub(crate) expected: Vec<Values>,
+    /// Runs on the same states, one after the other; at least one.
+    pub(crate) calls: Vec<Call>,
     /// A part of the error that loading or running must give.
     pub(crate) fails: Option<String>,
 }
@@ -136,23 +147,27 @@ impl Reader {
         self.expect("func");
         let opset = self.next();
         let body = self.block();
-        let (mut given, mut expected, mut fails) = (Vec::new(), Vec::new(), None);
+        let (mut calls, mut call, mut fails) = (Vec::new(), Call::default(), None);
         loop {
             if self.takes("given") {
-                given.push(self.values());
+                call.given.push(self.values());
             } else if self.takes("expect") {
-                expected.push(self.values());
+                call.expected.push(self.values());
+            } else if self.takes("again") {
+                calls.push(std::mem::take(&mut call));
             } else if self.takes("fails") {
                 fails = Some(unquoted(&self.next()));
                 self.expect(";");
             } else {
-                return Case { name, opset, body, given, expected, fails };
+                calls.push(call);
+                return Case { name, opset, body, calls, fails };
             }
         }
     }
 
     fn values(&mut self) -> Values {
         let name = self.next();
+        let ty = self.takes(":").then(|| self.ty());
         let within =
             if self.takes("within") { self.next().parse().expect("a tolerance is a number") } else { 0.0 };
         self.expect("=");
@@ -161,7 +176,7 @@ impl Reader {
             values.push(self.literal());
             self.takes(",");
         }
-        Values { name, within, values }
+        Values { name, ty, within, values }
     }
 
     fn literal(&mut self) -> Literal {
@@ -226,8 +241,19 @@ impl Reader {
         let outputs = if named { self.definitions("=") } else { Vec::new() };
         let kind = self.next();
         self.expect("(");
-        let mut inputs = Vec::new();
-        while !self.takes(")") {
+        let inputs = self.arguments(")");
+        let attributes = if self.takes("[") { self.arguments("]") } else { Vec::new() };
+        let mut blocks = Vec::new();
+        while !self.takes(";") {
+            blocks.push(self.block());
+        }
+        Op { kind, inputs, attributes, outputs, blocks }
+    }
+
+    /// `name = argument` or `name = (argument, …)`, separated by commas, up to `end`.
+    fn arguments(&mut self, end: &str) -> Vec<(String, Vec<Argument>)> {
+        let mut named = Vec::new();
+        while !self.takes(end) {
             let name = self.next();
             self.expect("=");
             let mut arguments = Vec::new();
@@ -239,14 +265,10 @@ impl Reader {
             } else {
                 arguments.push(self.argument());
             }
-            inputs.push((name, arguments));
+            named.push((name, arguments));
             self.takes(",");
         }
-        let mut blocks = Vec::new();
-        while !self.takes(";") {
-            blocks.push(self.block());
-        }
-        Op { kind, inputs, outputs, blocks }
+        named
     }
 
     fn argument(&mut self) -> Argument {
