@@ -279,19 +279,7 @@ def build_products():
     save(program, "products", ct.target.iOS18)
 
 
-def build_refused():
-    """A part of a compressed weight where a weight is needed: the program is valid, and no runtime can run it."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.int32)], opset_version=ct.target.iOS18)
-    def program(x):
-        palette = mb.constexpr_lut_to_dense(indices=codes("uint4", 8, 32), lut=codes("int8", 1, 1, 16, 1))
-        return mb.add(x=mb.cast(x=x, dtype="fp16"), y=mb.cast(x=palette, dtype="fp16"))
-
-    save(program, "constexpr_refused", ct.target.iOS18)
-
-
 build18()
 build16()
 build_products()
-build_refused()
 (HERE / "constexpr.json").write_text(json.dumps(EXPECTED) + "\n")

@@ -203,6 +203,14 @@ pub(crate) enum Recipe {
 }
 
 impl Recipe {
+    /// The first `count` elements of a weight of integers, which have at most eight bits.
+    #[expect(clippy::cast_possible_truncation, reason = "eight bits")]
+    pub(crate) fn integers(&self, count: usize) -> Vec<i32> {
+        let mut values = vec![0.0; count];
+        self.floats(Isa::best(), 0, &mut values);
+        values.into_iter().map(|v| v as i32).collect()
+    }
+
     /// Elements from `start` on.
     pub(crate) fn floats(&self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {

@@ -18,7 +18,7 @@ use crate::tensor::{Data, Tensor, count, is_float};
 pub(crate) enum Part {
     /// A weight that other operations take.
     Weight(Tensor),
-    /// Integers: palettes are looked up before they are scaled.
+    /// Integers: palettes are looked up before they are scaled. Those of eight bits are values of their own, too.
     Integers { recipe: Recipe, shape: Vec<usize>, dtype: DataType },
     /// Which elements of a sparse weight are stored.
     Mask { mask: Mask, shape: Vec<usize> },

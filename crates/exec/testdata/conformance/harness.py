@@ -37,7 +37,24 @@ TYPES = {
     "bool": types.bool,
 }
 # Of the types that MIL allows, those that Core ML has a name for in the file and a value can have at run time or in a weight.
-MIL_TYPES = set("fp16 fp32 int32 int16 uint16 int8 uint8 bool int4 uint1 uint2 uint3 uint4 uint6".split())
+MIL_TYPES = set(
+    [
+        "fp16",
+        "fp32",
+        "int32",
+        "int16",
+        "uint16",
+        "int8",
+        "uint8",
+        "bool",
+        "int4",
+        "uint1",
+        "uint2",
+        "uint3",
+        "uint4",
+        "uint6",
+    ]
+)
 FILES: dict[str, list[str]] = {}
 PROBLEMS: list[str] = []
 F16, F32, I32 = np.float16, np.float32, np.int32
@@ -61,10 +78,10 @@ def rng(op, name):
     return np.random.default_rng(sum(map(ord, op + name)))
 
 
-def case(op, name, build, *inputs, want=None, within=0.0, only=None, fails=None, oracle="numpy", edit=None):
+def case(op, name, build, *inputs, want=None, within=0.0, only=None, fails=None, oracle="numpy", edit=()):
     """`within`: of the largest expected value; 0 means the same values. Inputs are arrays, or shapes to fill with noise
-    as `(dtype, *shape)`. `oracle`: where the values of `want` are from. `edit`: a pair of texts; the first one is replaced
-    by the second one in the program, for programs that coremltools does not build."""
+    as `(dtype, *shape)`. `oracle`: where the values of `want` are from. `edit`: pairs of texts; the first one is
+    replaced by the second one in the program, for programs that coremltools does not build."""
     random = rng(op, name)
     arrays = []
     for given in inputs:
@@ -89,9 +106,9 @@ def written(op, name, version, versions, build, arrays, want, within, fails, ora
     names = ["x", "y", "z", "w"][: len(arrays)]
     specs = [mb.TensorSpec(a.shape, dtype=TYPES[str(a.dtype)]) for a in arrays]
     text, results, types_of = program_text(built(names, specs, build, version), VERSIONS[version])
-    if edit is not None:
-        assert edit[0] in text, f"{edit[0]} is not in\n{text}"
-        text = text.replace(*edit)
+    for old, new in edit:
+        assert old in text, f"{old} is not in\n{text}"
+        text = text.replace(old, new)
     expected = None
     if fails is None and want is None:
         oracle = "coremltools"
@@ -106,7 +123,10 @@ def written(op, name, version, versions, build, arrays, want, within, fails, ora
         expected = [v.val for v in holder]
     elif fails is None:
         expected = as_tuple(want(*arrays))
-    lines = [f"case {label} {oracle}\n{text}", *(f"given {n} = {numbers(a)};\n" for n, a in zip(names, arrays))]
+    lines = [
+        f"case {label} {oracle}\n{text}",
+        *(f"given {n} = {numbers(a)};\n" for n, a in zip(names, arrays)),
+    ]
     if fails is not None:
         lines.append(f"fails {json.dumps(fails)};\n")
     else:
@@ -167,18 +187,20 @@ def type_text_of(dtype):
 
 
 def domains():
-    """The types that each operation's inputs may have, by the opset that defines them: `{op: {version: {input: types}}}`."""
+    """The types that each operation's inputs may have, by the version of iOS that defines them: `{op: {version: {input:
+    types}}}`; none where MIL does not list them."""
     found = {}
     for op in SSAOpRegistry.core_ops:
         for version in opsets(op):
             definition = SSAOpRegistry.core_ops[op][TARGETS[version]]
             named = {}
             for name, kind in definition.input_spec.input_types.items():
+                if name[0] == "_":
+                    continue
                 group = getattr(kind, "_type_domain_id", None)
                 allowed = getattr(kind, "_type_domain", None) or definition.type_domains.get(group, ())
                 allowed = sorted({types.builtin_to_string(t) for t in allowed} & MIL_TYPES)
-                if allowed:
-                    named[name] = allowed
+                named[name] = allowed
             found.setdefault(op, {})[version] = named
     return {op: by for op, by in sorted(found.items()) if op[0] != "_"}
 

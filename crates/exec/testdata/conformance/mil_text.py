@@ -40,7 +40,14 @@ NAMES = {
     MIL.UINT4: "uint4",
     MIL.UINT6: "uint6",
 }
-BYTES = {"fp16": np.float16, "int8": np.int8, "uint8": np.uint8, "int16": np.int16, "uint16": np.uint16, "uint32": np.uint32}
+BYTES = {
+    "fp16": np.float16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+}
 
 
 def number(value):
@@ -87,7 +94,9 @@ def value_text(value):
         return f"{ty}({', '.join(json.dumps(s) for s in tensor.strings.values)})"
     bits = re.fullmatch(r"(u?)int([12346])", name)
     if bits:
-        values = unpacked(tensor.bytes.values, int(bits[2]), not bits[1], np.prod(sizes(value.type), dtype=int))
+        values = unpacked(
+            tensor.bytes.values, int(bits[2]), not bits[1], np.prod(sizes(value.type), dtype=int)
+        )
     elif name in BYTES and tensor.WhichOneof("value") == "bytes":
         values = np.frombuffer(tensor.bytes.values, BYTES[name])
     else:

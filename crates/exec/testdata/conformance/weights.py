@@ -19,7 +19,7 @@ from codes import codes, mask, pack
 WIDTHS = {"uint1": 1, "uint2": 2, "uint3": 3, "uint4": 4, "uint6": 6, "uint8": 8}
 
 
-def weight(op, name, make, only, dtype=F16, want=None, fails=None, edit=None):
+def weight(op, name, make, only, dtype=F16, want=None, fails=None, edit=()):
     """`make` takes a source of random numbers and builds a weight of the type `dtype`."""
     held = []
 
@@ -33,6 +33,29 @@ def weight(op, name, make, only, dtype=F16, want=None, fails=None, edit=None):
     oracle = "coremltools" if want is None and fails is None else "numpy"
     zero = np.zeros(1, dtype)
     case(op, name, build, zero, want=values, only=only, oracle=oracle, fails=fails, edit=edit)
+
+
+def weight_of_integers(op, name, make, edit=(), fails=None):
+    """Opsets before iOS 18 have no decompression that takes them: they are cast like other values."""
+    held = []
+
+    def build(x):
+        made = make(rng(op, name))
+        held.append(made.op.materialized_val_inference())
+        return mb.add(x=x, y=mb.cast(x=made, dtype="fp16"))
+
+    # Both fit: cast of iOS 17 takes small integers.
+    case(
+        op,
+        name,
+        build,
+        np.zeros(1, F16),
+        want=lambda x: held[-1].astype(F16),
+        only=[17],
+        oracle="coremltools",
+        edit=edit,
+        fails=fails,
+    )
 
 
 def halves(random, *shape):
@@ -92,7 +115,9 @@ def shifts():
 
     def value_of_lut(random):
         indices, lut, scale = looked_up(random)
-        return np.take_along_axis(np.repeat(lut[:, 0, :, 0], 2, 0), indices.astype(int), 1).astype(F16) * scale
+        return (
+            np.take_along_axis(np.repeat(lut[:, 0, :, 0], 2, 0), indices.astype(int), 1).astype(F16) * scale
+        )
 
     weight(op, "of_lut", shift_of_lut, [18], want=value_of_lut)
     for kind in ("int4", "uint4", "int8", "uint8"):
@@ -111,20 +136,39 @@ def shifts():
             bits, kept, scale = stored(random)
             return spread(bits, kept).astype(F16) * scale
 
-        weight(op, f"of_sparse_{kind}", shift_of_sparse, [18], want=value_of_sparse)
+        for kept in (op, "constexpr_sparse_to_dense"):
+            weight(
+                kept,
+                f"of_sparse_{kind}" if kept == op else f"{kind}_scaled",
+                shift_of_sparse,
+                [18],
+                want=value_of_sparse,
+            )
     plain = lambda r: mb.constexpr_blockwise_shift_scale(
         data=codes(r, "int8", 2, 4), scale=np.ones((2, 2), F16), offset=np.zeros((2, 2), np.int8)
     )
     scale, offset = "scale = fp16[2, 2](1.0, 1.0, 1.0, 1.0)", "offset = int8[2, 2](0, 0, 0, 0)"
     for name, edit, fails in (
-        ("scale_that_does_not_divide", (scale, "scale = fp16[2, 3](1, 1, 1, 1, 1, 1)"), "blocks [2, 3] of a tensor"),
+        (
+            "scale_that_does_not_divide",
+            (scale, "scale = fp16[2, 3](1, 1, 1, 1, 1, 1)"),
+            "blocks [2, 3] of a tensor",
+        ),
         ("scale_of_another_rank", (scale, "scale = fp16[2](1, 1)"), "blocks [2] of a tensor of shape [2, 4]"),
-        ("offset_of_another_shape", (offset, "offset = int8[1, 2](0, 0)"), "offsets of shape [1, 2] and scales"),
+        (
+            "offset_of_another_shape",
+            (offset, "offset = int8[1, 2](0, 0)"),
+            "offsets of shape [1, 2] and scales",
+        ),
         ("integer_scale", (scale, "scale = int8[2, 2](1, 1, 1, 1)"), "scales of type int8"),
-        ("declared_another_shape", ("v0: fp16[2, 4]", "v0: fp16[4, 2]"), "comes out as [2, 4], declared fp16[4, 2]"),
+        (
+            "declared_another_shape",
+            ("v0: fp16[2, 4]", "v0: fp16[4, 2]"),
+            "comes out as [2, 4], declared fp16[4, 2]",
+        ),
         ("declared_another_type", ("v0: fp16[2, 4]", "v0: fp32[2, 4]"), "comes out as fp16, declared fp32"),
     ):
-        weight(op, name, plain, [18], fails=fails, edit=edit)
+        weight(op, name, plain, [18], fails=fails, edit=(edit,))
 
 
 def spread(bits, kept):
@@ -146,8 +190,13 @@ def lookups():
             indices=codes(r, kind, 4, 5), lut=halves(r, 2, 1, 1 << bits, 1)
         )
         weight(op, f"{kind}_groups_of_rows", groups, [18])
-    for shape, coarse in (((9,), (1,)), ((4, 6), (2, 3)), ((2, 4, 3), (2, 2, 1)), ((2, 1, 3, 2), (1, 1, 3, 1)),
-                          ((2, 1, 2, 1, 3), (1, 1, 2, 1, 1))):
+    for shape, coarse in (
+        ((9,), (1,)),
+        ((4, 6), (2, 3)),
+        ((2, 4, 3), (2, 2, 1)),
+        ((2, 1, 3, 2), (1, 1, 3, 1)),
+        ((2, 1, 2, 1, 3), (1, 1, 2, 1, 1)),
+    ):
         make = lambda r, shape=shape, coarse=coarse: mb.constexpr_lut_to_dense(
             indices=codes(r, "uint2", *shape), lut=halves(r, *coarse, 4, 1)
         )
@@ -165,15 +214,21 @@ def lookups():
         value = lambda r, kind=kind: picked(codes(r, "uint2", 2, 5), codes(r, kind, 1, 1, 4, 1)).astype(F16)
         weight(op, f"{kind}_entries_scaled", make, [18], want=value)
     for name, edit, fails in (
-        ("palette_of_another_size", ("fp16[1, 1, 4, 1](0.0, 1.0, 2.0, 3.0)", "fp16[1, 1, 2, 1](0, 1)"),
-         "indices of type uint2 into palettes of 2 entries"),
-        ("vectors_without_axis", ("fp16[1, 1, 4, 1](0.0, 1.0, 2.0, 3.0)", "fp16[1, 1, 4, 2](0, 1, 2, 3, 0, 1, 2, 3)"),
-         "palettes of vectors of 2, and no `vector_axis`"),
+        (
+            "palette_of_another_size",
+            ("fp16[1, 1, 4, 1](0.0, 1.0, 2.0, 3.0)", "fp16[1, 1, 2, 1](0, 1)"),
+            "indices of type uint2 into palettes of 2 entries",
+        ),
+        (
+            "vectors_without_axis",
+            ("fp16[1, 1, 4, 1](0.0, 1.0, 2.0, 3.0)", "fp16[1, 1, 4, 2](0, 1, 2, 3, 0, 1, 2, 3)"),
+            "palettes of vectors of 2, and no `vector_axis`",
+        ),
     ):
         make = lambda r: mb.constexpr_lut_to_dense(
             indices=codes(r, "uint2", 2, 4), lut=np.arange(4, dtype=F16).reshape(1, 1, 4, 1)
         )
-        weight(op, name, make, [18], fails=fails, edit=edit)
+        weight(op, name, make, [18], fails=fails, edit=(edit,))
     for bits in (1, 2, 4, 6, 8):
         for dtype, values, shape in ((F16, halves, (3, 5)), (F32, singles, (2, 1, 3, 1, 2))):
             make = lambda r, bits=bits, values=values, shape=shape: mb.constexpr_lut_to_dense(
@@ -187,13 +242,18 @@ def lookups():
         indices=pack(r.integers(0, 4, 9), 2), lut=halves(r, 4), shape=np.array([9], np.uint32)
     )
     weight(op, "packed_rank_1", line, [16])
+    for kind in ("int8", "uint8"):
+        bare = lambda r, kind=kind: mb.constexpr_lut_to_dense(
+            indices=pack(r.integers(0, 4, 8), 2), lut=codes(r, kind, 4), shape=np.array([2, 4], np.uint32)
+        )
+        weight_of_integers(op, f"packed_{kind}_entries", bare)
     few = ("lut = fp16[4](0.0, 1.0, 2.0, 3.0)", "lut = fp16[3](0, 1, 2)")
     ordered = lambda r: mb.constexpr_lut_to_dense(
         indices=pack(r.integers(0, 4, 8), 2), lut=np.arange(4, dtype=F16), shape=np.array([2, 4], np.uint32)
     )
-    weight(op, "palette_of_3", ordered, [16], fails="a palette of 3 values", edit=few)
+    weight(op, "palette_of_3", ordered, [16], fails="a palette of 3 values", edit=(few,))
     short = ("shape = uint32[2](2, 4)", "shape = uint32[2](2, 5)")
-    weight(op, "too_few_indices", ordered, [16], fails="10 indices of 2 bits in uint8[2]", edit=short)
+    weight(op, "too_few_indices", ordered, [16], fails="10 indices of 2 bits in uint8[2]", edit=(short,))
 
 
 def picked(indices, lut):
@@ -221,6 +281,22 @@ def sparse():
             )
 
         weight(op, f"packed_{name}", packed, [16], dtype)
+    for kind in ("int8", "uint8"):
+        bare = lambda r, kind=kind: mb.constexpr_sparse_to_dense(
+            nonzero_data=codes(r, kind, 3),
+            mask=np.array([0b10110], np.uint8),
+            shape=np.array([2, 4], np.uint32),
+        )
+        weight_of_integers(op, f"packed_{kind}", bare)
+    narrow = (("nonzero_data = int8", "nonzero_data = int4"), ("v0: int8", "v0: int4"))
+    few_bits = lambda r: mb.constexpr_sparse_to_dense(
+        nonzero_data=np.ones(3, np.int8),
+        mask=np.array([0b10110], np.uint8),
+        shape=np.array([2, 4], np.uint32),
+    )
+    weight_of_integers(
+        op, "packed_int4_alone", few_bits, narrow, "`x` is a part of a compressed weight, not a weight"
+    )
     for shape in ((19,), (2, 3, 4), (1, 2, 3, 1, 4)):
 
         def ranked(random, shape=shape):
@@ -231,7 +307,7 @@ def sparse():
     few = lambda r: mb.constexpr_sparse_to_dense(
         mask=np.array([[0, 1, 1, 0]]).astype(types.np_uint1_dtype), nonzero_data=np.array([1, 2], F16)
     )
-    edit = ("uint1[1, 4](0, 1, 1, 0)", "uint1[1, 4](0, 1, 1, 1)")
+    edit = (("uint1[1, 4](0, 1, 1, 0)", "uint1[1, 4](0, 1, 1, 1)"),)
     weight(op, "too_few_stored", few, [18], fails="the mask 3 elements that are set", edit=edit)
 
     op = "constexpr_sparse_blockwise_shift_scale"
@@ -265,16 +341,25 @@ def sparse():
             return mb.constexpr_sparse_to_dense(mask=pair[0], nonzero_data=pair[1])
 
         weight(op, f"of_{name}", floats, [18], dtype)
+    single = lambda r: of_sparse(r, singles(r, 4, 1), singles(r, 4, 1))
+    weight(op, "offset_f32", single, [18], F32)
     for kind in ("int8", "uint8"):
 
         def parts(random, kind=kind):
             bits = mask(random, 0.4, 4, 6)
-            return bits, codes(random, "uint4", int(bits.sum())), codes(random, kind, 1, 1, 16, 1), halves(random, 4, 1)
+            return (
+                bits,
+                codes(random, "uint4", int(bits.sum())),
+                codes(random, kind, 1, 1, 16, 1),
+                halves(random, 4, 1),
+            )
 
         def joint(random, parts=parts):
             bits, indices, lut, scale = parts(random)
             pair = mb.constexpr_lut_to_sparse(indices_mask=bits, indices_nonzero_data=indices, lut=lut)
-            pair = mb.constexpr_sparse_blockwise_shift_scale(data_mask=pair[0], nonzero_data=pair[1], scale=scale)
+            pair = mb.constexpr_sparse_blockwise_shift_scale(
+                data_mask=pair[0], nonzero_data=pair[1], scale=scale
+            )
             return mb.constexpr_sparse_to_dense(mask=pair[0], nonzero_data=pair[1])
 
         def value(random, parts=parts):
@@ -282,6 +367,7 @@ def sparse():
             return spread(bits, picked(indices, lut)).astype(F16) * scale
 
         weight(op, f"of_{kind}_lut", joint, [18], want=value)
+        weight("constexpr_lut_to_sparse", f"{kind}_entries_scaled", joint, [18], want=value)
 
     op = "constexpr_lut_to_sparse"
     for kind, bits in WIDTHS.items():
@@ -313,6 +399,14 @@ def sparse():
         weight(op, f"vectors_of_{lanes}_axis_{axis}".replace("-", "m"), vectors, [18])
 
 
+def of_sparse(random, scale, offset):
+    bits = mask(random, 0.4, 4, 6)
+    pair = mb.constexpr_sparse_blockwise_shift_scale(
+        data_mask=bits, nonzero_data=codes(random, "int8", int(bits.sum())), scale=scale, offset=offset
+    )
+    return mb.constexpr_sparse_to_dense(mask=pair[0], nonzero_data=pair[1])
+
+
 def affine():
     op = "constexpr_affine_dequantize"
     for kind in ("int8", "uint8"):
@@ -325,7 +419,10 @@ def affine():
             )
             weight(op, f"{kind}_axis_{axis}".replace("-", "m"), make, [16])
         scalars = lambda r, kind=kind: mb.constexpr_affine_dequantize(
-            quantized_data=codes(r, kind, 3, 5), zero_point=codes(r, kind, 1)[0], scale=singles(r, 1)[0], axis=0
+            quantized_data=codes(r, kind, 3, 5),
+            zero_point=codes(r, kind, 1)[0],
+            scale=singles(r, 1)[0],
+            axis=0,
         )
         weight(op, f"{kind}_scalars_f32", scalars, [16], F32)
         mixed = lambda r, kind=kind: mb.constexpr_affine_dequantize(
@@ -348,10 +445,14 @@ def affine():
         quantized_data=codes(r, "int8", 2, 3), zero_point=np.zeros(2, np.int8), scale=np.ones(2, F16), axis=0
     )
     for name, edit, fails in (
-        ("scale_of_another_size", ("fp16[2](1.0, 1.0)", "fp16[3](1, 1, 1)"), "3 values of `scale` along an axis of size 2"),
+        (
+            "scale_of_another_size",
+            ("fp16[2](1.0, 1.0)", "fp16[3](1, 1, 1)"),
+            "3 values of `scale` along an axis of size 2",
+        ),
         ("no_such_axis", ("axis = int32(0)", "axis = int32(2)"), "axis"),
     ):
-        weight(op, name, plain, [16], fails=fails, edit=edit)
+        weight(op, name, plain, [16], fails=fails, edit=(edit,))
 
 
 def casts():
@@ -359,7 +460,13 @@ def casts():
         make = lambda r, shape=shape: mb.constexpr_cast(source_val=halves(r, *shape), output_dtype="fp32")
         weight("constexpr_cast", f"rank_{len(shape)}", make, None, F32)
     edges = np.array([0, -0.0, 65504, -65504, 6e-8, np.inf, -np.inf], F16)
-    weight("constexpr_cast", "edges", lambda r: mb.constexpr_cast(source_val=edges, output_dtype="fp32"), None, F32)
+    weight(
+        "constexpr_cast",
+        "edges",
+        lambda r: mb.constexpr_cast(source_val=edges, output_dtype="fp32"),
+        None,
+        F32,
+    )
 
 
 def weights():

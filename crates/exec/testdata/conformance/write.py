@@ -9,6 +9,7 @@ import indexed
 import moves
 import norms
 import products
+import shapes
 import states
 import weights
 
@@ -25,6 +26,7 @@ if __name__ == "__main__":
         indexed.updates,
         norms.norms,
         products.products,
+        shapes.shapes,
         weights.weights,
         states.states,
     ):

@@ -10,6 +10,7 @@
 mod einsum;
 mod states;
 mod text;
+mod types;
 mod wire;
 
 use std::collections::BTreeMap;

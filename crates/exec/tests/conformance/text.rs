@@ -1,5 +1,7 @@
 //! The text of `testdata/ops/*.mil`, read. `testdata/mil_text.py` explains the form.
 
+use std::collections::BTreeMap;
+
 /// A type: MIL's name of the elements, and the dimensions; `None` is known only at run time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Type {
@@ -69,12 +71,52 @@ pub(crate) struct Call {
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
+    /// Where the expected values are from.
+    pub(crate) oracle: String,
     pub(crate) opset: String,
     pub(crate) body: Block,
     /// Runs on the same states, one after the other; at least one.
     pub(crate) calls: Vec<Call>,
     /// A part of the error that loading or running must give.
     pub(crate) fails: Option<String>,
+}
+
+/// An operation's operands, attributes included: by name, the types of what each is given.
+pub(crate) type Operands = BTreeMap<String, Vec<Type>>;
+
+impl Case {
+    /// The version of iOS that the opset came with.
+    pub(crate) fn version(&self) -> u32 {
+        let number: u32 = self.opset.trim_start_matches("CoreML").parse().expect("an opset has a number");
+        // CoreML6 came with iOS 16.
+        number + 10
+    }
+
+    /// The operands of every operation `kind`, those in blocks included.
+    pub(crate) fn operands(&self, kind: &str) -> Vec<Operands> {
+        let mut found = Vec::new();
+        self.body.operands(kind, &mut BTreeMap::new(), &mut found);
+        found
+    }
+}
+
+impl Block {
+    /// `known`: the types of values so far.
+    fn operands(&self, kind: &str, known: &mut BTreeMap<String, Type>, found: &mut Vec<Operands>) {
+        known.extend(self.inputs.iter().cloned());
+        for op in &self.ops {
+            if op.kind == kind {
+                let ty = |argument: &Argument| match argument {
+                    Argument::Value(name) => known[name].clone(),
+                    Argument::Constant(ty, _) => ty.clone(),
+                };
+                let all = op.inputs.iter().chain(&op.attributes);
+                found.push(all.map(|(name, given)| (name.clone(), given.iter().map(ty).collect())).collect());
+            }
+            known.extend(op.outputs.iter().cloned());
+            op.blocks.iter().for_each(|inner| inner.operands(kind, known, found));
+        }
+    }
 }
 
 /// All cases of a file.
@@ -143,7 +185,7 @@ impl Reader {
 
     fn case(&mut self) -> Case {
         self.expect("case");
-        let (name, _oracle) = (self.next(), self.next());
+        let (name, oracle) = (self.next(), self.next());
         self.expect("func");
         let opset = self.next();
         let body = self.block();
@@ -160,7 +202,7 @@ impl Reader {
                 self.expect(";");
             } else {
                 calls.push(call);
-                return Case { name, opset, body, calls, fails };
+                return Case { name, oracle, opset, body, calls, fails };
             }
         }
     }
