@@ -174,7 +174,10 @@ fn check_all(options: &Options) {
     for (op, list) in files() {
         cases += list.len();
         for case in &list {
-            wrong.extend(check(case, options).map(|problem| format!("{op} {}: {problem}", case.name)));
+            wrong.extend(
+                check(case, options)
+                    .map(|problem| format!("{op} {} ({}): {problem}", case.name, case.oracle)),
+            );
         }
     }
     assert!(wrong.is_empty(), "{} of {cases} cases:\n{}", wrong.len(), wrong.join("\n"));
