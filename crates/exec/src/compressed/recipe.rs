@@ -232,12 +232,12 @@ impl Recipe {
                     let from = mask.rank(start);
                     let values = &mut values[..mask.rank(start + out.len()) - from];
                     stored.floats(isa, from, values);
-                    mask.spread(start, values, 0.0, out);
+                    mask.spread(isa, start, values, out);
                 }
             }
             Recipe::Masked { mask, dense } => {
                 dense.floats(isa, start, out);
-                mask.clear(start, 0.0, out);
+                mask.clear(isa, start, out);
             }
         }
     }
@@ -253,7 +253,7 @@ impl Recipe {
                     let from = mask.rank(start);
                     let codes = &mut codes[..mask.rank(start + out.len()) - from];
                     stored.codes(isa, from, codes);
-                    mask.spread(start, codes, 0, out);
+                    mask.spread_codes(isa, start, codes, out);
                 }
             }
             Recipe::Lookup(_) | Recipe::Shift(_) | Recipe::Masked { .. } => {
