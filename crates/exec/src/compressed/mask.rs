@@ -90,6 +90,11 @@ impl Mask {
         rows::keep(isa, self.from(start), start % 8, out);
     }
 
+    /// Whether two masks have the same bits.
+    pub(crate) fn equals(&self, other: &Mask) -> bool {
+        self.bytes.get() == other.bytes.get()
+    }
+
     /// The bytes from the one on that has element `start`.
     fn from(&self, start: usize) -> &[u8] {
         &self.bytes.get()[start / 8..]
