@@ -8,6 +8,7 @@
 )]
 
 mod einsum;
+mod numerics;
 mod states;
 mod text;
 mod types;
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use half::f16;
-use kvbaton_exec::{Array, Executable, Options, WeightStorage, supported_ops};
+use kvbaton_exec::{Array, Executable, Numerics, Options, WeightStorage, supported_ops};
 use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::Package;
 use kvbaton_mil::program::DataType;
@@ -200,17 +201,29 @@ fn fused_operations_equal_their_definitions() {
     check_all(&Options::with_threads(2));
 }
 
+/// Values between operations are not rounded, results and states are.
+#[test]
+fn operations_computed_in_f32_equal_their_definitions() {
+    check_all(&Options::with_threads(1).with_numerics(Numerics::F32));
+}
+
 #[test]
 fn fused_operations_give_the_bits_of_single_ones() {
     for (op, list) in files() {
         for case in list.iter().filter(|case| case.fails.is_none()) {
-            let fused = run(case, &Options::with_threads(2)).unwrap().concat();
-            let plain = run(case, &Options::with_threads(1).fused(false)).unwrap().concat();
-            for ((name, a), (_, b)) in fused.iter().zip(&plain) {
-                let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
-                let same =
-                    a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()));
-                assert!(same, "{op} {}: {name}", case.name);
+            for numerics in Numerics::ALL {
+                let options =
+                    |threads, fuse| Options::with_threads(threads).fused(fuse).with_numerics(numerics);
+                let fused = run(case, &options(2, true)).unwrap().concat();
+                let plain = run(case, &options(1, false)).unwrap().concat();
+                for ((name, a), (_, b)) in fused.iter().zip(&plain) {
+                    let (a, b) = (numbers(a), numbers(b));
+                    let same = a
+                        .iter()
+                        .zip(&b)
+                        .all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()));
+                    assert!(same, "{op} {} in {}: {name}", case.name, numerics.name());
+                }
             }
         }
     }
