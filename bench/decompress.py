@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,14 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "crates/exec/testdata"))
+
+from codes import codes as of_codes
+from codes import mask as of_bits
+
 RNG = np.random.default_rng(9)
 COLUMNS = 4096
-CODES = {
-    "int4": (types.np_int4_dtype, -8, 8),
-    "uint1": (types.np_uint1_dtype, 0, 2),
-    "uint2": (types.np_uint2_dtype, 0, 4),
-    "uint3": (types.np_uint3_dtype, 0, 8),
-    "uint4": (types.np_uint4_dtype, 0, 16),
-    "uint6": (types.np_uint6_dtype, 0, 64),
-    "int8": (np.int8, -128, 128),
-    "uint8": (np.uint8, 0, 256),
-}
-
-
-def codes(kind: str, *shape: int) -> Any:
-    """Random codes."""
-    dtype, low, high = CODES[kind]
-    return RNG.integers(low, high, shape).astype(dtype)
+codes = partial(of_codes, RNG)
 
 
 def halves(*shape: int) -> Any:
@@ -82,7 +73,7 @@ def forms(rows: int) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
             vector_axis=np.int32(1),
         ),
     )
-    mask = (RNG.random(shape) < 0.4).astype(types.np_uint1_dtype)
+    mask = of_bits(RNG, 0.4, *shape)
     count = int((mask != 0).sum())
     yield (
         "sparse_to_dense, 40 % stored",

@@ -15,9 +15,9 @@ from kvbaton._export import ExportError, export
 from kvbaton._export.quantize import Quantizer
 from safetensors.numpy import load_file, save_file
 
-SCHEMES = ("int8", "int4-block32", "lut6")
+SCHEMES = ("int8", "int4-block32", "int4-block32-int8", "lut6")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-LIMITS = {None: 0.99999, "int8": 0.999, "int4-block32": 0.98, "lut6": 0.98}
+LIMITS = {None: 0.99999, "int8": 0.999, "int4-block32": 0.98, "int4-block32-int8": 0.98, "lut6": 0.98}
 """Cosine of the logits with a float32 reference, at least."""
 
 
@@ -47,7 +47,11 @@ def dense(scheme: str, weight: np.ndarray, name: str = "weight") -> np.ndarray:
         made = np.concatenate([lut[i][indices[i * rows : (i + 1) * rows]] for i in range(len(lut))])
     else:
         data, scale = parts["data"].astype(np.float32), parts["scale"].astype(np.float32)
-        made = data * np.repeat(scale, weight.shape[1] // scale.shape[1], axis=1)
+        width = weight.shape[1] // scale.shape[1]
+        if "offset" in parts:
+            offset = np.repeat(parts["offset"].astype(np.float32), width, axis=1)
+            data = (data - offset).astype(np.float16).astype(np.float32)
+        made = data * np.repeat(scale, width, axis=1)
     return made.astype(np.float16).astype(weight.dtype)
 
 
@@ -96,11 +100,11 @@ def test_a_search_leaves_less_error_than_even_codes(scheme: str, share: float) -
 
 
 def test_blocks_that_a_scale_holds_exactly_are_kept() -> None:
-    """Codes -8 to 7 and the scale of a power of two, either sign up."""
+    """Codes -8 to 7 and the scale of a power of two, either sign up; one value; and codes that do not end at 0."""
     codes = np.array([*range(-8, 8), *range(-8, 8)])
-    weight = np.stack([codes * 0.25, codes * -0.5, codes * 0.0, np.minimum(codes, 3) * 2.0]).astype(
-        np.float16
-    )
+    weight = np.stack(
+        [codes * 0.25, codes * -0.5, codes * 0.0, np.minimum(codes, 3) * 2.0, codes * 0 + 0.3, codes + 20.0]
+    ).astype(np.float16)
     assert np.array_equal(dense("int4-block32", weight), weight)
 
 
@@ -134,14 +138,13 @@ def test_only_projections_and_embeddings_are_quantised(
     dtypes = {of["dtype"]: of for of in package["weights"]["by_dtype"]}
     assert dtypes["int8"]["count"] == 7 * layers + 1  # both functions share them
     assert "kvbaton.quantize" in package["user_metadata"]
-    assert not kvbaton_cli(
-        "export", folder, tmp_path / "int4.mlpackage", "--buckets", "8", "--quantize", "int4-block32"
-    ).code
-    dtypes = {
-        of["dtype"]: of
-        for of in kvbaton_cli("inspect", tmp_path / "int4.mlpackage", "--json").json()["weights"]["by_dtype"]
-    }
-    assert (dtypes["int4"]["count"], dtypes["int8"]["count"]) == (7 * layers, 1)
+    for scheme, wanted in (("int4-block32", (7 * layers + 1, 0)), ("int4-block32-int8", (7 * layers, 1))):
+        out = tmp_path / f"{scheme}.mlpackage"
+        assert not kvbaton_cli("export", folder, out, "--buckets", "8", "--quantize", scheme).code
+        dtypes = {
+            of["dtype"]: of for of in kvbaton_cli("inspect", out, "--json").json()["weights"]["by_dtype"]
+        }
+        assert tuple(dtypes.get(dtype, {"count": 0})["count"] for dtype in ("uint4", "int8")) == wanted
 
 
 def test_rows_of_zeros_stay_zeros(tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -165,7 +168,9 @@ def test_rows_of_zeros_stay_zeros(tiny_model: TinyModel, tmp_path: Path) -> None
 
 def test_schemes_that_do_not_fit_are_refused(kvbaton_cli: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model("llama_tied")
-    with pytest.raises(ExportError, match="int3; known: int8, int4-block32, lut6") as refused:
+    with pytest.raises(
+        ExportError, match="int3; known: int8, int4-block32, int4-block32-int8, lut6"
+    ) as refused:
         export(folder, tmp_path / "q.mlpackage", quantize="int3")  # type: ignore[arg-type]
     assert refused.value.kind == "quantize"
     done = kvbaton_cli("export", folder, tmp_path / "q.mlpackage", "--quantize", "int3", "--json")

@@ -407,9 +407,12 @@ pub(crate) enum KvOutputs {
 pub(crate) enum Quantize {
     /// Eight bits, a scale for each output.
     Int8,
-    /// Four bits, a scale for each 32 values.
+    /// Four bits, a scale and an offset for each 32 values.
     #[value(name = "int4-block32")]
     Int4Block32,
+    /// The same, with embeddings and head in eight bits.
+    #[value(name = "int4-block32-int8")]
+    Int4Block32Int8,
     /// Six bits, a palette for each 16 outputs.
     Lut6,
 }

@@ -312,7 +312,7 @@ pub struct ExportRequest {
     pub split: Option<usize>,
     /// `stacked`, `grouped` or `per-layer`.
     pub kv_outputs: String,
-    /// `int8`, `int4-block32` or `lut6`: projections and embeddings in fewer bits.
+    /// `int8`, `int4-block32`, `int4-block32-int8` or `lut6`: projections and embeddings in fewer bits.
     pub quantize: Option<String>,
     /// Replace an existing package.
     pub force: bool,

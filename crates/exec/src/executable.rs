@@ -13,7 +13,6 @@ use crate::error::ExecError;
 use crate::exchange::{decode, export};
 use crate::footprint::{Footprint, footprint};
 use crate::graph::Graph;
-use crate::machine::available_bytes;
 use crate::memory::Pool;
 use crate::observe::Observed;
 use crate::options::Options;
@@ -95,7 +94,7 @@ impl Executable {
         graph.plan_frees();
         let footprint = footprint(&graph, &typed, threads.current_num_threads(), options.keeps_weights());
         if let Some(footprint) = &footprint {
-            check_memory(&f.name, footprint, options.max_memory)?;
+            footprint.check(&f.name, options.max_memory)?;
         }
         if options.keeps_weights() {
             threads.install(|| graph.keep_weights(Isa::best(), &options.cache));
@@ -396,26 +395,4 @@ fn described<'a>(package: &'a Package, function: &str, input: &str) -> Option<&'
         FeatureKind::Array(array) => Some(array),
         FeatureKind::Other(_) => None,
     }
-}
-
-/// Refuses a function that would take more than it may.
-fn check_memory(function: &str, footprint: &Footprint, max_memory: Option<u64>) -> Result<(), ExecError> {
-    // What is mapped needs no memory of its own when the system is short of it.
-    let (needed_bytes, limit_bytes) = match max_memory {
-        Some(limit) => (footprint.total_bytes(), limit),
-        None => match available_bytes() {
-            Some(limit) => (footprint.allocated_bytes(), limit),
-            None => return Ok(()),
-        },
-    };
-    if needed_bytes <= limit_bytes {
-        return Ok(());
-    }
-    let Footprint { mapped_bytes, weight_bytes, activation_bytes, output_bytes, state_bytes } = footprint;
-    let what = format!(
-        "mapped weights {mapped_bytes}, decompressed weights {weight_bytes}, activations {activation_bytes}, outputs \
-         {output_bytes}, states {state_bytes}"
-    );
-    let function = function.to_owned();
-    Err(ExecError::Memory { function, needed_bytes, what, limit_bytes, available: max_memory.is_none() })
 }

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use kvbaton_mil::program::{Argument, ConstantData, DataType, Function, ValueId, ValueType};
 
 use crate::compressed::Compressed;
+use crate::error::ExecError;
 use crate::graph::{Graph, Node, Work};
+use crate::machine::available_bytes;
 use crate::ops::Operand;
 use crate::tensor::{Data, Tensor, count, is_float};
 
@@ -42,6 +44,28 @@ impl Footprint {
     /// What is allocated: all but the mapped files.
     pub fn allocated_bytes(&self) -> u64 {
         self.weight_bytes + self.activation_bytes + self.output_bytes + self.state_bytes
+    }
+
+    /// Refuses a function that would take more than it may: `max_memory` bytes, or what the machine has.
+    pub(crate) fn check(&self, function: &str, max_memory: Option<u64>) -> Result<(), ExecError> {
+        // What is mapped needs no memory of its own when the system is short of it.
+        let (needed_bytes, limit_bytes) = match max_memory {
+            Some(limit) => (self.total_bytes(), limit),
+            None => match available_bytes() {
+                Some(limit) => (self.allocated_bytes(), limit),
+                None => return Ok(()),
+            },
+        };
+        if needed_bytes <= limit_bytes {
+            return Ok(());
+        }
+        let Footprint { mapped_bytes, weight_bytes, activation_bytes, output_bytes, state_bytes } = self;
+        let what = format!(
+            "mapped weights {mapped_bytes}, decompressed weights {weight_bytes}, activations {activation_bytes}, \
+             outputs {output_bytes}, states {state_bytes}"
+        );
+        let function = function.to_owned();
+        Err(ExecError::Memory { function, needed_bytes, what, limit_bytes, available: max_memory.is_none() })
     }
 }
 

@@ -71,6 +71,12 @@ impl Numerics {
                 states.extend(&op.outputs);
             }
         }
+        let written = function.all_ops().into_iter().filter(|op| op.kind == "write_state");
+        let written = written.flat_map(|op| op.inputs.get("data").into_iter().flatten());
+        states.extend(written.filter_map(|argument| match argument {
+            Argument::Value(id) => Some(*id),
+            Argument::Constant(_) => None,
+        }));
         for id in states {
             stored[id.0 as usize] = true;
         }

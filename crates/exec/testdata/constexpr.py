@@ -13,6 +13,7 @@ import logging
 import shutil
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 logging.disable(logging.WARNING)
@@ -20,21 +21,15 @@ warnings.filterwarnings("ignore")
 
 import coremltools as ct
 import numpy as np
+from codes import codes as of_codes
+from codes import mask as of_bits
+from codes import pack
 from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 HERE = Path(__file__).parent
 RNG = np.random.default_rng(3)
-PACKED = {
-    "int4": (types.np_int4_dtype, -8, 8),
-    "uint1": (types.np_uint1_dtype, 0, 2),
-    "uint2": (types.np_uint2_dtype, 0, 4),
-    "uint3": (types.np_uint3_dtype, 0, 8),
-    "uint4": (types.np_uint4_dtype, 0, 16),
-    "uint6": (types.np_uint6_dtype, 0, 64),
-    "int8": (np.int8, -128, 128),
-    "uint8": (np.uint8, 0, 256),
-}
+codes = partial(of_codes, RNG)
 
 
 def save(program, name, target):
@@ -52,11 +47,6 @@ def save(program, name, target):
         shutil.copytree(path, HERE / path.name)
 
 
-def codes(kind, *shape):
-    dtype, low, high = PACKED[kind]
-    return RNG.integers(low, high, shape).astype(dtype)
-
-
 def f16(*shape):
     return RNG.standard_normal(shape).astype(np.float16)
 
@@ -66,7 +56,7 @@ def f32(*shape):
 
 
 def mask(*shape):
-    return (RNG.random(shape) < 0.4).astype(types.np_uint1_dtype)
+    return of_bits(RNG, 0.4, *shape)
 
 
 EXPECTED = {}
@@ -202,12 +192,6 @@ def build18():
     save(program, "constexpr18", ct.target.iOS18)
 
 
-def pack(values, bits):
-    """Codes of ``bits`` bits, the lowest first."""
-    flat = (values.ravel()[:, None] >> np.arange(bits)) & 1
-    return np.packbits(flat.ravel().astype(np.uint8), bitorder="little")
-
-
 def build16():
     @mb.program(
         input_specs=[mb.TensorSpec((1,), dtype=types.fp16), mb.TensorSpec((1,), dtype=types.fp32)],
@@ -295,19 +279,7 @@ def build_products():
     save(program, "products", ct.target.iOS18)
 
 
-def build_refused():
-    """A part of a compressed weight where a weight is needed: the program is valid, and no runtime can run it."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.int32)], opset_version=ct.target.iOS18)
-    def program(x):
-        palette = mb.constexpr_lut_to_dense(indices=codes("uint4", 8, 32), lut=codes("int8", 1, 1, 16, 1))
-        return mb.add(x=mb.cast(x=x, dtype="fp16"), y=mb.cast(x=palette, dtype="fp16"))
-
-    save(program, "constexpr_refused", ct.target.iOS18)
-
-
 build18()
 build16()
 build_products()
-build_refused()
 (HERE / "constexpr.json").write_text(json.dumps(EXPECTED) + "\n")

@@ -9,7 +9,7 @@ exporters write attention; its results are compared between runs, not with numbe
 that keep keys and values in states, run over three chunks, and `stateful.json` what numpy says. `past.mlpackage` is
 attention of a chunk over its own rows and a past of which `position` rows are there; its runs are compared, too.
 `blocks.mlpackage` has a `cond` of which one block needs far more memory than the other, and a loop. `missing.mlpackage` uses an
-operation that the executor does not have, `form.mlpackage` a form that it does not handle.
+operation that the executor does not have.
 """
 
 import json
@@ -587,12 +587,6 @@ def refused():
         return mb.sliding_windows(x=mb.exp(x=x), axis=1, size=2, name="windows")
 
     save(missing, "missing")
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype=types.int32)], opset_version=ct.target.iOS18)
-    def form(x):
-        return mb.exp2(x=x, name="power")
-
-    save(form, "form")
 
 
 if __name__ == "__main__":

@@ -91,10 +91,3 @@ fn functions_loaded_with_the_same_options_share_decompressed_weights() {
     drop((first, second));
     assert_eq!(options.cache.kept(), 0);
 }
-
-#[test]
-fn a_part_of_a_compressed_weight_is_no_weight() {
-    let package = Arc::new(Package::open(&testdata("constexpr_refused.mlpackage")).unwrap());
-    let error = Executable::load(package, "main", &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("`x` is a part of a compressed weight, not a weight"), "{error}");
-}

@@ -1,7 +1,7 @@
 //! Decompression passes against their definitions, bit by bit and value by value.
 
 use half::f16;
-use kvbaton_kernels::rows::{Isa, lookup, numbers, shift_scale, unpack};
+use kvbaton_kernels::rows::{Isa, expand, expand_codes, keep, lookup, numbers, shift_scale, unpack};
 use proptest::prelude::*;
 
 /// Code `i` of `bits` bits, the lowest first: the definition.
@@ -38,6 +38,36 @@ proptest! {
                     prop_assert_eq!(*x, (c - if negative { 1 << bits } else { 0 }) as f32);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn stored_values_go_where_bits_are_set(
+        bits in prop::collection::vec(any::<u8>(), 0..40),
+        dense: bool,
+        skip in 0usize..8,
+        spare in 0usize..20,
+        more in 0usize..20,
+    ) {
+        let bits: Vec<u8> = if dense { bits.iter().map(|b| b | b.rotate_left(3)).collect() } else { bits };
+        let n = (bits.len() * 8).saturating_sub(skip + spare);
+        let set = |i: usize| code(&bits, 1, skip + i) == 1;
+        let mut next = 0u16;
+        let want: Vec<u8> = (0..n).map(|i| if set(i) { next += 1; (next % 251 + 1) as u8 } else { 0 }).collect();
+        let mut stored: Vec<u8> = want.iter().copied().filter(|v| *v > 0).collect();
+        // Values of later elements follow, or none do.
+        stored.extend(std::iter::repeat_n(99, more));
+        let floats = |v: &[u8]| v.iter().map(|v| f32::from(*v)).collect::<Vec<f32>>();
+        for isa in Isa::available() {
+            let mut got = vec![0xA5; n];
+            expand_codes(isa, &bits, skip, &stored, &mut got);
+            prop_assert_eq!(&got, &want, "{}", isa.name());
+            let mut got = vec![f32::NAN; n];
+            expand(isa, &bits, skip, &floats(&stored), &mut got);
+            prop_assert_eq!(&got, &floats(&want), "{}", isa.name());
+            let mut got: Vec<f32> = (0..n).map(|i| if set(i) { f32::from(want[i]) } else { f32::NAN }).collect();
+            keep(isa, &bits, skip, &mut got);
+            prop_assert_eq!(&got, &floats(&want), "{}", isa.name());
         }
     }
 

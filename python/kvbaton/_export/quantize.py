@@ -4,14 +4,16 @@ Tables and masks stay as they are: a causal mask or a rotary table in eight bits
 zeros has no scale. Each scheme is one ``constexpr`` operation of iOS 18:
 
 - ``int8``: symmetric, a scale for each output (row).
-- ``int4-block32``: a scale for each 32 values of a row, the best of several. Codes are -8..7. Embeddings and the
-  head are ``int8``: rows of a vocabulary differ by less than 4 bits tell apart.
+- ``int4-block32``: a scale and an offset for each 32 values of a row, the best of several. Codes are 0..15.
+- ``int4-block32-int8``: the same, with embeddings and head in ``int8``: rows of a vocabulary differ by less than 4
+  bits tell apart.
 - ``lut6``: palettes of 64 values, one for every 16 rows, by k-means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -21,19 +23,25 @@ import numpy.typing as npt
 from .errors import ExportError
 from .weights import Half
 
-Quantize = Literal["int8", "int4-block32", "lut6"]
+Quantize = Literal["int8", "int4-block32", "int4-block32-int8", "lut6"]
 
 BLOCK = 32
-"""Values that share a scale in ``int4-block32``."""
+"""Values that share a scale and an offset in ``int4-block32``."""
+
+LARGEST = 15
+"""The largest code of four bits."""
 
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 """Weights with a row for each token."""
 
-PEAKS = (-8.6, -8.3, -8.0, -7.7, -7.4, -7.0, -6.6, 7.0, 7.3, 7.6, 8.0)
-"""Where ``int4-block32`` tries to put a block's value of largest magnitude, in codes."""
+SHARES = (1.0, 0.94, 0.88, 0.82, 0.75)
+"""Of a block's range, what ``int4-block32`` tries to spread its codes over; values outside take the last one."""
 
-PIECE = 1 << 17
-"""Blocks that are fitted at a time, so that a large vocabulary takes no more memory than a small one."""
+PEAKS = (-8.0, 7.5, -7.0)
+"""Where it tries to put the value of largest magnitude, counted from the code 8, which stands for 0 then."""
+
+PIECE = 1 << 13
+"""Blocks that are fitted at a time: few enough for the processor's cache."""
 
 GROUP = 16
 """Rows that share a palette in ``lut6``."""
@@ -92,11 +100,13 @@ def _int8(name: str, value: Half) -> dict[str, Array]:
     return {"data": codes.astype(np.int8), "scale": scale}
 
 
+def _int4_int8(name: str, value: Half) -> dict[str, Array]:
+    return (_int8 if name in VOCABULARY else _int4)(name, value)
+
+
 def _int4(name: str, value: Half) -> dict[str, Array]:
     from coremltools.converters.mil.mil import types
 
-    if name in VOCABULARY:
-        return _int8(name, value)
     rows, columns = value.shape
     if columns % BLOCK:
         raise ExportError(
@@ -106,34 +116,73 @@ def _int4(name: str, value: Half) -> dict[str, Array]:
             columns=columns,
         )
     blocks = value.reshape(rows * columns // BLOCK, BLOCK)
-    parts = [_fitted(blocks[at : at + PIECE].astype(np.float32)) for at in range(0, len(blocks), PIECE)]
-    codes = np.concatenate([codes for codes, _ in parts]).reshape(rows, columns)
-    scale = np.concatenate([scale for _, scale in parts]).reshape(rows, columns // BLOCK)
-    return {"data": codes.astype(types.np_int4_dtype), "scale": scale}
+    pieces = (blocks[at : at + PIECE].astype(np.float32) for at in range(0, len(blocks), PIECE))
+    with ThreadPoolExecutor() as pool:
+        parts = list(pool.map(_fitted, pieces))
+    codes, scale, offset = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    return {
+        "data": codes.reshape(rows, columns).astype(types.np_uint4_dtype),
+        "scale": scale.reshape(rows, columns // BLOCK),
+        "offset": offset.reshape(rows, columns // BLOCK),
+    }
 
 
-def _fitted(blocks: Array) -> tuple[Array, Array]:
-    """Codes and fp16 scales of blocks, whichever of several scales leaves the smallest error.
+def _fitted(blocks: Array) -> tuple[Array, Array, Array]:
+    """Codes, fp16 scales and fp16 offsets of blocks, whichever of several starts leaves the smallest error.
 
-    Each scale puts the value of largest magnitude at one of :data:`PEAKS` (a scale may be negative: there is a code
-    more on that side), and is then fitted to the codes by least squares.
+    A value is ``(code - offset) * scale``, the difference rounded to fp16. Each start is fitted to the codes that
+    it gives by least squares.
     """
-    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[:, None], -1)
-    best_error = np.full(peak.shape, np.inf, np.float32)
-    best_codes, best_scale = np.zeros_like(blocks, np.int8), np.ones(peak.shape, np.float16)
-    for at in PEAKS:
-        scale = _usable(peak / np.float32(at))
-        codes = np.clip(np.rint(blocks / scale), -8, 7)
-        squares = (codes * codes).sum(-1, keepdims=True)
-        fitted = (blocks * codes).sum(-1, keepdims=True) / np.where(squares == 0, 1, squares)
-        scale = _usable(np.where(fitted == 0, scale, fitted))
-        codes = np.clip(np.rint(blocks / scale), -8, 7)
-        error = ((codes * scale - blocks) ** 2).sum(-1, keepdims=True)
+    best_error = np.full((len(blocks), 1), np.inf, np.float32)
+    best_codes = np.zeros_like(blocks, np.uint8)
+    best_scale, best_offset = np.ones_like(best_error, np.float16), np.zeros_like(best_error, np.float16)
+    for scale, low in _starts(blocks):
+        for _ in range(2):
+            scale, low = _least_squares(blocks, _coded(blocks, scale, -low / scale), scale, low)
+        scale = _usable(scale)
+        offset = (-low / scale).astype(np.float16)
+        codes = _coded(blocks, scale, offset.astype(np.float32))
+        made = (codes - offset.astype(np.float32)).astype(np.float16).astype(np.float32) * scale
+        error = ((made - blocks) ** 2).sum(-1, keepdims=True)
+        # Offsets beyond fp16 leave no number.
         better = error < best_error
         best_error = np.where(better, error, best_error)
-        best_codes = np.where(better, codes, best_codes).astype(np.int8)
+        best_codes = np.where(better, codes, best_codes).astype(np.uint8)
         best_scale = np.where(better, scale, best_scale).astype(np.float16)
-    return best_codes, best_scale
+        best_offset = np.where(better, offset, best_offset)
+    return best_codes, best_scale, best_offset
+
+
+def _starts(blocks: Array) -> Iterator[tuple[Array, Array]]:
+    """Scales, and the values that code 0 stands for."""
+    low, high = blocks.min(-1, keepdims=True), blocks.max(-1, keepdims=True)
+    for share in SHARES:
+        scale = _nonzero((high - low) * np.float32(share / LARGEST))
+        yield scale, (low + high - scale * LARGEST) / 2
+    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[:, None], -1)
+    for at in PEAKS:
+        scale = _nonzero(peak / np.float32(at))
+        yield scale, -8 * scale
+
+
+def _coded(blocks: Array, scale: Array, offset: Array) -> Array:
+    codes: Array = np.clip(np.rint(blocks / scale + offset), 0, LARGEST)
+    return codes
+
+
+def _least_squares(blocks: Array, codes: Array, scale: Array, low: Array) -> tuple[Array, Array]:
+    """The line through ``blocks`` over ``codes``; as it was where all codes are one."""
+    mean, middle = codes.mean(-1, keepdims=True), blocks.mean(-1, keepdims=True)
+    spread = codes - mean
+    squares = (spread * spread).sum(-1, keepdims=True)
+    fitted = (spread * (blocks - middle)).sum(-1, keepdims=True) / _nonzero(squares)
+    fits = (squares > 0) & (fitted != 0)
+    return np.where(fits, fitted, scale), np.where(fits, middle - fitted * mean, low)
+
+
+def _nonzero(values: Array) -> Array:
+    nonzero: Array = np.where(values == 0, np.float32(1), values)
+    return nonzero
 
 
 def _usable(scale: Array) -> Array:
@@ -183,5 +232,6 @@ def _palette(values: Array) -> Array:
 _SCHEMES: dict[str, Callable[[str, Half], dict[str, Array]]] = {
     "int8": _int8,
     "int4-block32": _int4,
+    "int4-block32-int8": _int4_int8,
     "lut6": _lut6,
 }

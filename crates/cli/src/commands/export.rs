@@ -32,6 +32,7 @@ pub(crate) fn run(verb: &Export, host: Option<&dyn Host>, printer: &Printer) -> 
             let name = match q {
                 Quantize::Int8 => "int8",
                 Quantize::Int4Block32 => "int4-block32",
+                Quantize::Int4Block32Int8 => "int4-block32-int8",
                 Quantize::Lut6 => "lut6",
             };
             name.to_owned()

@@ -1,28 +1,11 @@
 //! Bit masks that say which elements of a sparse weight are stored.
 
+use kvbaton_kernels::rows::{self, Isa};
+
 use super::recipe::Stored;
 
 /// Bits between two counts of those set before.
 const STRIDE: usize = 4096;
-
-/// For each byte of a mask, which of the next stored values each of its eight elements takes; 8 where none is stored.
-/// Bits of a mask are as good as random: looking up costs less than guessing.
-const SPREAD: [[u8; 8]; 256] = {
-    let mut table = [[8; 8]; 256];
-    let mut bits = 0;
-    while bits < 256 {
-        let (mut i, mut next) = (0, 0);
-        while i < 8 {
-            if bits >> i & 1 != 0 {
-                table[bits][i] = next;
-                next += 1;
-            }
-            i += 1;
-        }
-        bits += 1;
-    }
-    table
-};
 
 /// One bit an element, the lowest first.
 #[derive(Clone, Debug)]
@@ -92,58 +75,29 @@ impl Mask {
         Mask::new(Stored::Inline(bytes.into()), len * times)
     }
 
-    /// Spreads the values of the elements set among `start..start + out.len()`; `zero` goes to the others.
-    pub(crate) fn spread<T: Copy>(&self, start: usize, stored: &[T], zero: T, out: &mut [T]) {
-        let mut left = stored;
-        self.groups(start, out, |bits, group| {
-            let mut next = [zero; 16];
-            match left.first_chunk::<8>() {
-                Some(eight) => next[..8].copy_from_slice(eight),
-                None => next[..left.len()].copy_from_slice(left),
-            }
-            left = left.get(bits.count_ones() as usize..).unwrap_or_default();
-            for (x, from) in group.iter_mut().zip(&SPREAD[usize::from(bits)]) {
-                *x = next[usize::from(from & 15)];
-            }
-        });
+    /// Spreads the values of the elements set among `start..start + out.len()`; 0 goes to the others.
+    pub(crate) fn spread(&self, isa: Isa, start: usize, stored: &[f32], out: &mut [f32]) {
+        rows::expand(isa, self.from(start), start % 8, stored, out);
     }
 
-    /// Puts `zero` where no element of `start..start + out.len()` is stored.
-    pub(crate) fn clear<T: Copy>(&self, start: usize, zero: T, out: &mut [T]) {
-        self.groups(start, out, |bits, group| {
-            for (i, x) in group.iter_mut().enumerate() {
-                *x = if bits >> i & 1 != 0 { *x } else { zero };
-            }
-        });
+    /// As [`Mask::spread`], of codes.
+    pub(crate) fn spread_codes(&self, isa: Isa, start: usize, stored: &[u8], out: &mut [u8]) {
+        rows::expand_codes(isa, self.from(start), start % 8, stored, out);
     }
 
-    /// Elements from `start` on, at most eight at a time, with their bits; bits of elements after them are 0.
-    #[expect(
-        clippy::inline_always,
-        reason = "the loops over whole groups are unrolled with what is done there"
-    )]
-    #[inline(always)]
-    fn groups<T>(&self, start: usize, out: &mut [T], mut f: impl FnMut(u8, &mut [T])) {
-        let bytes = &self.bytes.get()[start / 8..];
-        let (head, rest) = out.split_at_mut((start.next_multiple_of(8) - start).min(out.len()));
-        let below = |n: usize| u8::try_from((1u16 << n) - 1).unwrap_or(u8::MAX);
-        let mut bytes = bytes.iter();
-        if !head.is_empty() {
-            let byte = bytes.next().copied().unwrap_or(0);
-            f(byte >> (start % 8) & below(head.len()), head);
-        }
-        let (groups, tail) = rest.as_chunks_mut::<8>();
-        for (group, byte) in groups.iter_mut().zip(bytes.by_ref()) {
-            f(*byte, group);
-        }
-        if !tail.is_empty() {
-            f(bytes.next().copied().unwrap_or(0) & below(tail.len()), tail);
-        }
+    /// Puts 0 where no element of `start..start + out.len()` is stored.
+    pub(crate) fn clear(&self, isa: Isa, start: usize, out: &mut [f32]) {
+        rows::keep(isa, self.from(start), start % 8, out);
     }
 
     /// Whether two masks have the same bits.
     pub(crate) fn equals(&self, other: &Mask) -> bool {
         self.bytes.get() == other.bytes.get()
+    }
+
+    /// The bytes from the one on that has element `start`.
+    fn from(&self, start: usize) -> &[u8] {
+        &self.bytes.get()[start / 8..]
     }
 }
 
@@ -173,7 +127,7 @@ mod tests {
     fn stored_values_go_where_bits_are_set() {
         let mask = mask(&[true, false, true, true, false]);
         let mut out = [9.0; 4];
-        mask.spread(1, &[2.0, 3.0], 0.0, &mut out);
+        mask.spread(Isa::best(), 1, &[2.0, 3.0], &mut out);
         assert_eq!(out, [0.0, 2.0, 3.0, 0.0]);
     }
 
@@ -184,14 +138,21 @@ mod tests {
         for start in 0..=bits.len() {
             for end in start..=bits.len() {
                 let part = start..end;
-                let want: Vec<usize> = part.clone().map(|i| if bits[i] { i + 1 } else { 0 }).collect();
-                let stored: Vec<usize> = want.iter().copied().filter(|v| *v > 0).collect();
+                let want: Vec<u8> =
+                    part.clone().map(|i| if bits[i] { u8::try_from(i + 1).unwrap() } else { 0 }).collect();
+                let stored: Vec<u8> = want.iter().copied().filter(|v| *v > 0).collect();
+                let floats = |values: &[u8]| values.iter().map(|v| f32::from(*v)).collect::<Vec<f32>>();
+                let isa = Isa::best();
                 let mut out = vec![99; part.len()];
-                mask.spread(start, &stored, 0, &mut out);
+                mask.spread_codes(isa, start, &stored, &mut out);
                 assert_eq!(out, want, "{part:?}");
-                let mut out: Vec<usize> = part.clone().map(|i| i + 1).collect();
-                mask.clear(start, 0, &mut out);
-                assert_eq!(out, want, "{part:?}");
+                let mut out = vec![99.0; part.len()];
+                mask.spread(isa, start, &floats(&stored), &mut out);
+                assert_eq!(out, floats(&want), "{part:?}");
+                let mut out: Vec<f32> =
+                    part.clone().map(|i| if bits[i] { (i + 1) as f32 } else { 99.0 }).collect();
+                mask.clear(isa, start, &mut out);
+                assert_eq!(out, floats(&want), "{part:?}");
             }
         }
     }

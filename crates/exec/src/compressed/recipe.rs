@@ -203,6 +203,14 @@ pub(crate) enum Recipe {
 }
 
 impl Recipe {
+    /// The first `count` elements of a weight of integers, which have at most eight bits.
+    #[expect(clippy::cast_possible_truncation, reason = "eight bits")]
+    pub(crate) fn integers(&self, count: usize) -> Vec<i32> {
+        let mut values = vec![0.0; count];
+        self.floats(Isa::best(), 0, &mut values);
+        values.into_iter().map(|v| v as i32).collect()
+    }
+
     /// Elements from `start` on.
     pub(crate) fn floats(&self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {
@@ -224,12 +232,12 @@ impl Recipe {
                     let from = mask.rank(start);
                     let values = &mut values[..mask.rank(start + out.len()) - from];
                     stored.floats(isa, from, values);
-                    mask.spread(start, values, 0.0, out);
+                    mask.spread(isa, start, values, out);
                 }
             }
             Recipe::Masked { mask, dense } => {
                 dense.floats(isa, start, out);
-                mask.clear(start, 0.0, out);
+                mask.clear(isa, start, out);
             }
         }
     }
@@ -245,7 +253,7 @@ impl Recipe {
                     let from = mask.rank(start);
                     let codes = &mut codes[..mask.rank(start + out.len()) - from];
                     stored.codes(isa, from, codes);
-                    mask.spread(start, codes, 0, out);
+                    mask.spread_codes(isa, start, codes, out);
                 }
             }
             Recipe::Lookup(_) | Recipe::Shift(_) | Recipe::Masked { .. } => {

@@ -23,12 +23,13 @@ enum Function {
     Ints(Integers),
 }
 
-/// A function of integers, wrapping.
+/// A function of integers, wrapping; `exp2` ends at the largest one.
 #[derive(Debug)]
 enum Integers {
     Abs,
     Sign,
     Square,
+    Exp2,
     AtLeast(i32),
 }
 
@@ -52,6 +53,7 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
             "abs" => Integers::Abs,
             "sign" => Integers::Sign,
             "square" => Integers::Square,
+            "exp2" => Integers::Exp2,
             "threshold" => {
                 let alpha = form.int("alpha")?.ok_or("`alpha` is missing")?;
                 Integers::AtLeast(i32::try_from(alpha).map_err(|e| e.to_string())?)
@@ -183,6 +185,8 @@ impl Op for Elementary {
                     Integers::Abs => x.wrapping_abs(),
                     Integers::Sign => x.signum(),
                     Integers::Square => x.wrapping_mul(x),
+                    #[expect(clippy::cast_possible_truncation, reason = "documented")]
+                    Integers::Exp2 => f64::from(x).exp2() as i32,
                     Integers::AtLeast(alpha) => x.max(*alpha),
                 };
                 Tensor::ints(self.dtype, shape, operands[0].int_values()?.into_iter().map(apply).collect())

@@ -9,7 +9,7 @@ use kvbaton_mil::program::{
 };
 
 use super::{Operand, Part, Reason};
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Tensor, count};
 
 /// An operation as the package writes it, while it is being built.
 pub(crate) struct Form<'a> {
@@ -59,6 +59,11 @@ impl<'a> Form<'a> {
         match argument {
             Argument::Value(id) => Ok(match (self.decompressed.get(id), self.aliases.get(id)) {
                 (Some(Part::Weight(tensor)), _) => Operand::Fixed(tensor.clone()),
+                (Some(Part::Integers { recipe, shape, dtype }), _)
+                    if matches!(dtype, DataType::Int8 | DataType::UInt8) =>
+                {
+                    Operand::Fixed(Tensor::ints(*dtype, shape.clone(), recipe.integers(count(shape))))
+                }
                 (Some(_), _) => {
                     return Err(format!("`{name}` is a part of a compressed weight, not a weight"));
                 }

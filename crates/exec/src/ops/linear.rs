@@ -3,7 +3,7 @@
 use kvbaton_kernels::rows::{self, Matrix, Product};
 use kvbaton_mil::program::DataType;
 
-use super::{Form, Op, Reason, half};
+use super::{Form, Op, Reason, half, int_product};
 use crate::tensor::{Context, Data, RowOffsets, Tensor, count};
 
 /// Weights of a compressed factor that are decompressed at a time: 4 MiB.
@@ -18,6 +18,9 @@ struct Linear {
 pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     form.operand("x")?;
     form.operand("weight")?;
+    if form.argument_dtype("x")? == DataType::Int32 {
+        return int_product::build(form, false, true, form.ints("bias")?);
+    }
     // A bias of zeros, which exporters always write, adds nothing: sums start from +0 and never become -0.
     let bias = form.floats("bias")?.filter(|b| b.iter().any(|v| *v != 0.0));
     Ok(Box::new(Linear { bias, dtype: form.float_dtype()? }))

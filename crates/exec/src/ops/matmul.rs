@@ -4,7 +4,7 @@ use kvbaton_kernels::rows::{self, Panels, Product, Source};
 use kvbaton_mil::program::DataType;
 use rayon::prelude::*;
 
-use super::{Form, Op, Reason, broadcast_shape, half};
+use super::{Form, Op, Reason, broadcast_shape, half, int_product};
 use crate::tensor::{Context, RowOffsets, Tensor, count, is_float};
 
 /// The operation; attention takes it over when it can.
@@ -19,6 +19,9 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     form.operand("x")?;
     form.operand("y")?;
     let (transpose_x, transpose_y) = (form.flag("transpose_x")?, form.flag("transpose_y")?);
+    if form.argument_dtype("x")? == DataType::Int32 {
+        return int_product::build(form, transpose_x, transpose_y, None);
+    }
     Ok(Box::new(Matmul { transpose_x, transpose_y, dtype: form.float_dtype()? }))
 }
 
@@ -70,7 +73,7 @@ impl Matmul {
     }
 
     /// The result's shape without the dimensions that a vector operand lacks.
-    fn shape(&self, x: &[usize], y: &[usize]) -> Result<Vec<usize>, Reason> {
+    pub(super) fn shape(&self, x: &[usize], y: &[usize]) -> Result<Vec<usize>, Reason> {
         let refuse = || format!("shapes {x:?} and {y:?}");
         if x.is_empty() || y.is_empty() {
             return Err(refuse());
@@ -94,14 +97,19 @@ impl Matmul {
         Ok(shape)
     }
 
-    /// Checks and broadcasts the operands; copies only what cannot be read in place.
-    pub(crate) fn factors(&self, cx: &Context, x: &Tensor, y: &Tensor) -> Result<Factors, Reason> {
+    /// The operands as matrices, of any type; neither is copied.
+    pub(super) fn operands(&self, cx: &Context, x: &Tensor, y: &Tensor) -> Result<Factors, Reason> {
         self.shape(&x.shape, &y.shape)?;
         let x = if x.rank() == 1 { x.reshaped(cx, &[1, x.shape[0]])? } else { swapped(x, self.transpose_x) };
         let y = if y.rank() == 1 { y.reshaped(cx, &[y.shape[0], 1])? } else { swapped(y, self.transpose_y) };
         let (m, k, n) = (x.shape[x.rank() - 2], x.shape[x.rank() - 1], y.shape[y.rank() - 1]);
         let batch = broadcast_shape(&x.shape[..x.rank() - 2], &y.shape[..y.rank() - 2])?;
-        let mut x = x;
+        Ok(Factors { x, y, batch, m, k, n })
+    }
+
+    /// Checks and broadcasts the operands; copies only what cannot be read in place.
+    pub(crate) fn factors(&self, cx: &Context, x: &Tensor, y: &Tensor) -> Result<Factors, Reason> {
+        let Factors { mut x, y, batch, m, k, n } = self.operands(cx, x, y)?;
         if !x.is_packed_from(x.rank() - 1) || !matches!(x.source()?, Source::Singles(_)) {
             x = x.to_packed(cx)?;
         }

@@ -18,6 +18,7 @@ mod fill;
 mod form;
 mod functions;
 mod gather;
+mod int_product;
 mod layer_norm;
 mod linear;
 mod logic;

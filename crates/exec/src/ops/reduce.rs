@@ -49,11 +49,10 @@ pub(super) fn build(form: &mut Form<'_>) -> Result<Box<dyn Op>, Reason> {
     let (dtype, x) = (form.dtype()?, form.argument_dtype("x")?);
     let index = matches!(kind, Kind::ArgMax | Kind::ArgMin);
     let axes = if index { Some(vec![form.int("axis")?.unwrap_or(-1)]) } else { form.ints("axes")? };
-    let logarithm = matches!(kind, Kind::LogSum | Kind::LogSumExp | Kind::L2Norm);
     let handled = match (is_float(x), index) {
         (_, true) => matches!(dtype, DataType::Int32 | DataType::UInt16),
         (true, false) => super::alike(dtype, x),
-        (false, false) => dtype == x && x == DataType::Int32 && !logarithm,
+        (false, false) => dtype == x && x == DataType::Int32,
     };
     if !handled {
         return Err(format!("of {x} values to {dtype}"));
@@ -115,9 +114,25 @@ impl Reduce {
             Kind::Kernel(Reduction::Max) => row.iter().copied().max().ok_or_else(empty)?,
             Kind::Kernel(Reduction::Min) => row.iter().copied().min().ok_or_else(empty)?,
             Kind::L1Norm => row.iter().fold(0, |a, x| a.wrapping_add(x.wrapping_abs())),
+            Kind::L2Norm => whole(real(row).map(|x| x * x).sum::<f64>().sqrt()),
+            Kind::LogSum => whole(real(row).sum::<f64>().ln()),
+            Kind::LogSumExp => {
+                let top = real(row).fold(f64::NEG_INFINITY, f64::max);
+                whole(real(row).map(|x| (x - top).exp()).sum::<f64>().ln() + top)
+            }
             _ => row.iter().fold(1, |a, x| a.wrapping_mul(*x)),
         })
     }
+}
+
+fn real(row: &[i32]) -> impl Iterator<Item = f64> {
+    row.iter().map(|x| f64::from(*x))
+}
+
+/// Towards zero, as a result that MIL types as an integer is rounded.
+#[expect(clippy::cast_possible_truncation, reason = "beyond the integers is the largest one")]
+fn whole(x: f64) -> i32 {
+    x as i32
 }
 
 /// The first place of the largest value (or the smallest); the first NaN is both.

@@ -4,9 +4,10 @@ A case is a builder and arrays. The builder is run twice by coremltools: on cons
 numpy definition of the operation) gives the expected values, and on inputs, which gives the program. Where coremltools
 has no definition, or a broken one, a numpy expression stands beside the case, and the file says so. Cases run in every
 opset from iOS 16 on that defines the operation anew. `registry.json` lists all operations of MIL, for the table in
-`docs/ops.md`.
+`docs/ops.md`, and `types.json` the types that MIL lets their inputs have.
 """
 
+import itertools
 import json
 import logging
 import warnings
@@ -35,6 +36,25 @@ TYPES = {
     "uint8": types.uint8,
     "bool": types.bool,
 }
+# Of the types that MIL allows, those that Core ML has a name for in the file and a value can have at run time or in a weight.
+MIL_TYPES = set(
+    [
+        "fp16",
+        "fp32",
+        "int32",
+        "int16",
+        "uint16",
+        "int8",
+        "uint8",
+        "bool",
+        "int4",
+        "uint1",
+        "uint2",
+        "uint3",
+        "uint4",
+        "uint6",
+    ]
+)
 FILES: dict[str, list[str]] = {}
 PROBLEMS: list[str] = []
 F16, F32, I32 = np.float16, np.float32, np.int32
@@ -58,9 +78,10 @@ def rng(op, name):
     return np.random.default_rng(sum(map(ord, op + name)))
 
 
-def case(op, name, build, *inputs, want=None, within=0.0, only=None, fails=None):
+def case(op, name, build, *inputs, want=None, within=0.0, only=None, fails=None, oracle="numpy", edit=()):
     """`within`: of the largest expected value; 0 means the same values. Inputs are arrays, or shapes to fill with noise
-    as `(dtype, *shape)`."""
+    as `(dtype, *shape)`. `oracle`: where the values of `want` are from. `edit`: pairs of texts; the first one is
+    replaced by the second one in the program, for programs that coremltools does not build."""
     random = rng(op, name)
     arrays = []
     for given in inputs:
@@ -73,22 +94,21 @@ def case(op, name, build, *inputs, want=None, within=0.0, only=None, fails=None)
     for version in versions:
         try:
             FILES.setdefault(op, []).append(
-                written(op, name, version, versions, build, arrays, want, within, fails)
+                written(op, name, version, versions, build, arrays, want, within, fails, oracle, edit)
             )
         except Exception as error:
             PROBLEMS.append(f"{op} {name} iOS{version}: {type(error).__name__}: {error}")
 
 
-def written(op, name, version, versions, build, arrays, want, within, fails):
+def written(op, name, version, versions, build, arrays, want, within, fails, oracle, edit):
     """The text of one case in one opset."""
     label = name if len(versions) == 1 else f"{name}_ios{version}"
     names = ["x", "y", "z", "w"][: len(arrays)]
     specs = [mb.TensorSpec(a.shape, dtype=TYPES[str(a.dtype)]) for a in arrays]
-    scope = {"build": build, "as_tuple": lambda r: tuple(r) if isinstance(r, (list, tuple)) else r}
-    exec(f"def program({', '.join(names)}):\n    return as_tuple(build({', '.join(names)}))", scope)
-    program = mb.program(input_specs=specs, opset_version=TARGETS[version])(scope["program"])
-    text, results = program_text(program, VERSIONS[version])
-    oracle = "numpy"
+    text, results, types_of = program_text(built(names, specs, build, version), VERSIONS[version])
+    for old, new in edit:
+        assert old in text, f"{old} is not in\n{text}"
+        text = text.replace(old, new)
     expected = None
     if fails is None and want is None:
         oracle = "coremltools"
@@ -96,29 +116,93 @@ def written(op, name, version, versions, build, arrays, want, within, fails):
 
         @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.fp16)], opset_version=TARGETS[version])
         def constants(unused):
-            found = scope["as_tuple"](build(*[mb.const(val=a.copy()) for a in arrays]))
-            found = found if isinstance(found, tuple) else (found,)
-            holder.extend(v.val for v in found)
+            holder.extend(as_tuple(build(*[mb.const(val=a.copy()) for a in arrays])))
             return mb.identity(x=unused)
 
-        expected = holder
-        assert all(v is not None for v in expected), f"{op} {label}: coremltools has no value for it"
+        assert all(v.val is not None for v in holder), f"{op} {label}: coremltools has no value for it"
+        expected = [v.val for v in holder]
     elif fails is None:
-        expected = want(*arrays)
-        expected = expected if isinstance(expected, tuple) else (expected,)
-    lines = [f"case {label} {oracle}\n{text}"]
-    lines += [f"given {n} = {numbers(a)};\n" for n, a in zip(names, arrays)]
+        expected = as_tuple(want(*arrays))
+    lines = [
+        f"case {label} {oracle}\n{text}",
+        *(f"given {n} = {numbers(a)};\n" for n, a in zip(names, arrays)),
+    ]
     if fails is not None:
         lines.append(f"fails {json.dumps(fails)};\n")
     else:
         assert len(results) == len(expected), f"{op} {label}: {len(results)} results, {len(expected)} values"
-        for n, value in zip(results, expected):
-            value = np.asarray(value)
-            if value.dtype == np.float64:
-                value = value.astype(np.float32)
-            tolerance = f" within {within:g}" if within and value.dtype.kind == "f" else ""
-            lines.append(f"expect {n}{tolerance} = {numbers(value)};\n")
+        lines += map(expectation, results, types_of, expected, itertools.repeat(within))
     return "".join(lines)
+
+
+def as_tuple(result):
+    return tuple(result) if isinstance(result, (list, tuple)) else (result,)
+
+
+def built(names, specs, build, version):
+    """coremltools' program of a builder; the builder asks for functions with named parameters."""
+    scope = {"build": build, "as_tuple": as_tuple}
+    exec(f"def program({', '.join(names)}):\n    return as_tuple(build({', '.join(names)}))", scope)
+    return mb.program(input_specs=specs, opset_version=TARGETS[version])(scope["program"])
+
+
+def expectation(name, declared, value, within):
+    """`declared`: MIL's type, of which the shape may be unknown."""
+    value = np.asarray(value)
+    if value.dtype == np.float64:
+        value = value.astype(np.float32)
+    dtype, _, dims = declared.partition("[")
+    known = dims.rstrip("]").split(", ") if dims else []
+    assert len(known) == value.ndim, f"{name} has shape {value.shape}, MIL says {declared}"
+    assert all(d in ("?", str(n)) for d, n in zip(known, value.shape)), f"{name} {value.shape}: {declared}"
+    shape = f"[{', '.join(map(str, value.shape))}]" if value.ndim else ""
+    tolerance = f" within {within:g}" if within and value.dtype.kind == "f" else ""
+    return f"expect {name}: {dtype}{shape}{tolerance} = {numbers(value)};\n"
+
+
+def state_case(op, name, states, inputs, build, calls, within=0.0):
+    """A program with states: `states` and `inputs` are types by name, as `(dtype, *shape)`; `calls` are, for each run, what
+    is given by name (states included, where they are set) and what its results and its states must be."""
+    typed = lambda given: {"shape": given[1:], "dtype": TYPES[np.dtype(given[0]).name]}
+    specs = [mb.StateTensorSpec(**typed(t)) for t in states.values()]
+    specs += [mb.TensorSpec(**typed(t)) for t in inputs.values()]
+    try:
+        program = built([*states, *inputs], specs, build, 18)
+        text, results, types_of = program_text(program, VERSIONS[18])
+        runs = []
+        for given, wanted, after in calls:
+            lines = [f"given {n} = {numbers(v)};\n" for n, v in given.items()]
+            lines += map(expectation, results, types_of, wanted, itertools.repeat(within))
+            for state, (dtype, *shape) in states.items():
+                declared = f"{type_text_of(dtype)}[{', '.join(map(str, shape))}]"
+                lines.append(expectation(state, declared, after[state], within))
+            runs.append("".join(lines))
+        FILES.setdefault(op, []).append(f"case {name} numpy\n{text}" + "again\n".join(runs))
+    except Exception as error:
+        PROBLEMS.append(f"{op} {name}: {type(error).__name__}: {error}")
+
+
+def type_text_of(dtype):
+    return {"float16": "fp16", "float32": "fp32"}.get(np.dtype(dtype).name, np.dtype(dtype).name)
+
+
+def domains():
+    """The types that each operation's inputs may have, by the version of iOS that defines them: `{op: {version: {input:
+    types}}}`; none where MIL does not list them."""
+    found = {}
+    for op in SSAOpRegistry.core_ops:
+        for version in opsets(op):
+            definition = SSAOpRegistry.core_ops[op][TARGETS[version]]
+            named = {}
+            for name, kind in definition.input_spec.input_types.items():
+                if name[0] == "_":
+                    continue
+                group = getattr(kind, "_type_domain_id", None)
+                allowed = getattr(kind, "_type_domain", None) or definition.type_domains.get(group, ())
+                allowed = sorted({types.builtin_to_string(t) for t in allowed} & MIL_TYPES)
+                named[name] = allowed
+            found.setdefault(op, {})[version] = named
+    return {op: by for op, by in sorted(found.items()) if op[0] != "_"}
 
 
 def write():
@@ -135,6 +219,8 @@ def write():
     registry |= {"read_state": [18], "write_state": [18]}
     lines = ",\n".join(f"  {json.dumps(op)}: {json.dumps(v)}" for op, v in sorted(registry.items()))
     (HERE / "registry.json").write_text("{\n" + lines + "\n}\n")
+    lines = ",\n".join(f"  {json.dumps(op)}: {json.dumps(v)}" for op, v in domains().items())
+    (HERE / "types.json").write_text("{\n" + lines + "\n}\n")
 
 
 FLOATS = (("f16", F16, HALF), ("f32", F32, CLOSE))

@@ -6,11 +6,12 @@
       return y;
     }
     given x = 1.0, 2.0, …;
-    expect y = …;                 or  expect y within 1e-06 = …;   or  fails "message";
+    expect y: fp16[2, 3] = …;     or  expect y: fp16[2, 3] within 1e-06 = …;   or  fails "message";
 
-Constants are written in place, `TYPE[dimensions](values)`; blocks of `cond` and `while_loop` follow their operation in
-braces, after their own inputs. A type is a name of MIL and, unless it is a scalar, its dimensions; `?` is one that is
-known only at run time.
+Constants are written in place, `TYPE[dimensions](values)`; attributes of an operation follow its inputs in brackets, blocks
+of `cond` and `while_loop` in braces, after their own inputs. A type is a name of MIL and, unless it is a scalar, its
+dimensions; `?` is one that is known only at run time. A state is an input of type `state fp16[2, 3]`: what is given is set
+before a run, zeros at first; what is expected is what it holds afterwards. `again` begins another run on the same states.
 """
 
 import json
@@ -29,10 +30,24 @@ NAMES = {
     MIL.UINT16: "uint16",
     MIL.INT8: "int8",
     MIL.UINT8: "uint8",
+    MIL.UINT32: "uint32",
     MIL.BOOL: "bool",
     MIL.STRING: "string",
+    MIL.INT4: "int4",
+    MIL.UINT1: "uint1",
+    MIL.UINT2: "uint2",
+    MIL.UINT3: "uint3",
+    MIL.UINT4: "uint4",
+    MIL.UINT6: "uint6",
 }
-BYTES = {"fp16": np.float16, "int8": np.int8, "uint8": np.uint8, "int16": np.int16, "uint16": np.uint16}
+BYTES = {
+    "fp16": np.float16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+}
 
 
 def number(value):
@@ -49,6 +64,8 @@ def numbers(values):
 
 
 def type_text(value_type):
+    if value_type.WhichOneof("type") == "stateType":
+        return f"state {type_text(value_type.stateType.wrappedType)}"
     tensor = value_type.tensorType
     if value_type.WhichOneof("type") != "tensorType":
         raise NotImplementedError(value_type.WhichOneof("type"))
@@ -58,13 +75,29 @@ def type_text(value_type):
     return NAMES[tensor.dataType] + (f"[{', '.join(dims)}]" if tensor.rank else "")
 
 
+def sizes(value_type):
+    return [d.constant.size for d in value_type.tensorType.dimensions]
+
+
+def unpacked(data, bits, signed, count):
+    """Elements of fewer than eight bits, the lowest bit first."""
+    single = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[: count * bits]
+    values = single.reshape(count, bits).astype(int) @ (1 << np.arange(bits))
+    return np.where(values >> (bits - 1) & 1, values - (1 << bits), values) if signed else values
+
+
 def value_text(value):
     ty = type_text(value.type)
     name = ty.split("[")[0]
     tensor = value.immediateValue.tensor
     if name == "string":
         return f"{ty}({', '.join(json.dumps(s) for s in tensor.strings.values)})"
-    if name in BYTES and tensor.WhichOneof("value") == "bytes":
+    bits = re.fullmatch(r"(u?)int([12346])", name)
+    if bits:
+        values = unpacked(
+            tensor.bytes.values, int(bits[2]), not bits[1], np.prod(sizes(value.type), dtype=int)
+        )
+    elif name in BYTES and tensor.WhichOneof("value") == "bytes":
         values = np.frombuffer(tensor.bytes.values, BYTES[name])
     else:
         field = getattr(tensor, tensor.WhichOneof("value") or "ints").values
@@ -97,25 +130,35 @@ def block_text(block, constants, indent):
                 "end_masks",
             )
             inputs.append(f"{name} = ({', '.join(bound)})" if several else f"{name} = {bound[0]}")
+        kept = ", ".join(
+            f"{name} = {value_text(op.attributes[name])}" for name in sorted(op.attributes) if name != "name"
+        )
         outputs = ", ".join(f"{o.name}: {type_text(o.type)}" for o in op.outputs)
+        outputs += " = " if outputs else ""
+        kept = f"[{kept}]" if kept else ""
         nested = ""
         for inner in op.blocks:
             own = ", ".join(f"{i.name}: {type_text(i.type)}" for i in inner.inputs)
             nested += f" ({own}) {{\n{block_text(inner, constants, indent + '  ')}{indent}}}"
-        lines.append(f"{indent}{outputs} = {op.type}({', '.join(inputs)}){nested};\n")
+        lines.append(f"{indent}{outputs}{op.type}({', '.join(inputs)}){kept}{nested};\n")
     results = ", ".join(constants.get(name, name) for name in block.outputs)
     lines.append(f"{indent}return {results};\n")
     return "".join(lines)
 
 
 def program_text(program, version):
-    """`program`, a program of coremltools' builder, as it is written for specification version `version`."""
+    """`program`, a program of coremltools' builder, as it is written for specification version `version`; its results, and
+    MIL's types of them."""
     load.should_use_weight_file = lambda *_: False
     exported = load.MILProtoExporter(program, "", version).export()
     function = exported.functions["main"]
     inputs = ", ".join(f"{i.name}: {type_text(i.type)}" for i in function.inputs)
     body = block_text(function.block_specializations[function.opset], {}, "  ")
-    names = list(function.block_specializations[function.opset].outputs)
+    block = function.block_specializations[function.opset]
+    names = list(block.outputs)
+    declared = {o.name: o.type for op in block.operations for o in op.outputs}
+    declared |= {i.name: i.type for i in function.inputs}
+    declared = [type_text(declared[name]) for name in names]
     # The builder counts through all programs: values are numbered anew.
     own = {i.name for i in function.inputs}
     numbered = {}
@@ -123,4 +166,4 @@ def program_text(program, version):
         if name not in own:
             numbered.setdefault(name, f"v{len(numbered)}")
     rename = lambda text: re.sub(r'"[^"]*"|[A-Za-z_]\w*', lambda m: numbered.get(m[0], m[0]), text)
-    return f"func {function.opset} ({inputs}) {{\n{rename(body)}}}\n", [rename(n) for n in names]
+    return f"func {function.opset} ({inputs}) {{\n{rename(body)}}}\n", [rename(n) for n in names], declared

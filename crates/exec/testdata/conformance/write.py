@@ -9,6 +9,9 @@ import indexed
 import moves
 import norms
 import products
+import shapes
+import states
+import weights
 
 if __name__ == "__main__":
     for group in (
@@ -23,6 +26,9 @@ if __name__ == "__main__":
         indexed.updates,
         norms.norms,
         products.products,
+        shapes.shapes,
+        weights.weights,
+        states.states,
     ):
         group()
     harness.write()

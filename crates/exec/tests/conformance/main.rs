@@ -8,8 +8,10 @@
 )]
 
 mod einsum;
+mod numerics;
 mod states;
 mod text;
+mod types;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -17,11 +19,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use half::f16;
-use kvbaton_exec::{Array, Executable, Options, supported_ops};
+use kvbaton_exec::{Array, Executable, Numerics, Options, WeightStorage, supported_ops};
 use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::Package;
 use kvbaton_mil::program::DataType;
-use text::{Case, Literal, Type, Values};
+use text::{Call, Case, Literal, Type, Values};
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/ops")
@@ -56,26 +58,50 @@ fn array(ty: &Type, values: &[Literal]) -> Array {
     Array::new(dtype, shape, Bytes::new(Buffer::copy_of(&bytes))).unwrap()
 }
 
+/// The elements of an array, read from its bytes.
+fn numbers(array: &Array) -> Vec<f64> {
+    let bytes = array.bytes();
+    match array.dtype() {
+        DataType::Float16 => {
+            bytes.as_chunks().0.iter().map(|b| f64::from(f16::from_le_bytes(*b).to_f32())).collect()
+        }
+        DataType::Float32 => bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+        DataType::Int32 => bytes.as_chunks().0.iter().map(|b| f64::from(i32::from_le_bytes(*b))).collect(),
+        DataType::Int16 => bytes.as_chunks().0.iter().map(|b| f64::from(i16::from_le_bytes(*b))).collect(),
+        DataType::UInt16 => bytes.as_chunks().0.iter().map(|b| f64::from(u16::from_le_bytes(*b))).collect(),
+        DataType::Int8 => bytes.iter().map(|b| f64::from(*b as i8)).collect(),
+        DataType::UInt8 | DataType::Bool => bytes.iter().map(|b| f64::from(*b)).collect(),
+        other => panic!("{other}"),
+    }
+}
+
 /// What is wrong with a result, if anything.
 fn difference(have: &Array, want: &Values) -> Option<String> {
-    let have_values = have.to_f32().unwrap();
+    let ty = want.ty.as_ref().expect("what is expected has a type");
+    let (dtype, shape) = (have.dtype().to_string(), have.shape());
+    let dims: Vec<usize> = ty.dims.iter().map(|d| d.expect("what is expected has a fixed shape")).collect();
+    if dtype != ty.dtype || shape != dims {
+        return Some(format!("is {dtype}{shape:?}, not {}{dims:?}", ty.dtype));
+    }
+    let have_values = numbers(have);
     // Decimal numbers are exact in the type they were written for.
-    let want_values: Vec<f32> = want
+    let want_values: Vec<f64> = want
         .values
         .iter()
         .map(|v| match have.dtype() {
-            DataType::Float16 => f16::from_f64(v.number()).to_f32(),
-            _ => v.number() as f32,
+            DataType::Float16 => f64::from(f16::from_f64(v.number()).to_f32()),
+            DataType::Float32 => f64::from(v.number() as f32),
+            _ => v.number(),
         })
         .collect();
     if have_values.len() != want_values.len() {
         return Some(format!("{} values, not {}", have_values.len(), want_values.len()));
     }
-    let largest = want_values.iter().filter(|v| v.is_finite()).fold(1.0f32, |m, v| m.max(v.abs()));
-    let allowed = want.within * f64::from(largest);
+    let largest = want_values.iter().filter(|v| v.is_finite()).fold(1.0f64, |m, v| m.max(v.abs()));
+    let allowed = want.within * largest;
     for (i, (a, b)) in have_values.iter().zip(&want_values).enumerate() {
         let same = a == b || (a.is_nan() && b.is_nan());
-        if !same && (f64::from(*a) - f64::from(*b)).abs().total_cmp(&allowed).is_gt() {
+        if !same && (a - b).abs().total_cmp(&allowed).is_gt() {
             return Some(format!("value {i} is {a}, not {b} (allowed: {allowed:e})"));
         }
     }
@@ -87,12 +113,49 @@ fn load(case: &Case, options: &Options) -> Result<Executable, String> {
     Executable::load(Arc::new(package), "main", options).map_err(|e| e.to_string())
 }
 
-fn run(case: &Case, options: &Options) -> Result<Vec<(String, Array)>, String> {
+/// What each run gives: its results, then every state as it is afterwards.
+fn run(case: &Case, options: &Options) -> Result<Vec<Vec<(String, Array)>>, String> {
     let program = load(case, options)?;
-    let given = |name: &str| case.given.iter().find(|v| v.name == name).expect("every input is given");
-    let inputs: Vec<(&str, Array)> =
-        case.body.inputs.iter().map(|(name, ty)| (name.as_str(), array(ty, &given(name).values))).collect();
-    program.run(&inputs).map_err(|e| e.to_string())
+    let mut state = program.new_state().map_err(|e| e.to_string())?;
+    let one = |call: &Call| {
+        let given = |name: &str| call.given.iter().find(|v| v.name == name);
+        let (states, inputs): (Vec<_>, Vec<_>) = case.body.inputs.iter().partition(|(_, ty)| ty.state);
+        for (name, ty) in &states {
+            if let Some(values) = given(name) {
+                state.set(name, &array(ty, &values.values)).map_err(|e| e.to_string())?;
+            }
+        }
+        let value = |name: &str| &given(name).expect("every input is given").values;
+        let inputs: Vec<_> =
+            inputs.iter().map(|(name, ty)| (name.as_str(), array(ty, value(name)))).collect();
+        let mut results = program.run_with(&inputs, &mut state).map_err(|e| e.to_string())?;
+        for (name, _) in states {
+            // A copy: an array that shares a state would make the next update copy it.
+            let held = state.array(name).map_err(|e| e.to_string())?;
+            let bytes = Bytes::new(Buffer::copy_of(held.bytes()));
+            let copy = Array::new(held.dtype(), held.shape().to_vec(), bytes).map_err(|e| e.to_string())?;
+            results.push((name.clone(), copy));
+        }
+        Ok(results)
+    };
+    case.calls.iter().map(one).collect()
+}
+
+/// The results that a run must give, in their order, and the states among them by name.
+fn compare(results: &[(String, Array)], call: &Call, body: &text::Block) -> Option<String> {
+    let expected = call.expected.len();
+    if results.len() != expected {
+        return Some(format!("{} results, not {expected}", results.len()));
+    }
+    let states = body.inputs.iter().filter(|(_, ty)| ty.state).count();
+    let ordered = results[..expected - states].iter().zip(&call.expected);
+    let named = results[expected - states..].iter().map(|result| {
+        let want = call.expected.iter().find(|want| want.name == result.0);
+        (result, want.unwrap_or_else(|| panic!("state `{}` is expected", result.0)))
+    });
+    ordered
+        .chain(named)
+        .find_map(|((name, have), want)| difference(have, want).map(|d| format!("{name}: {d}")))
 }
 
 /// What is wrong with a case, if anything.
@@ -101,14 +164,8 @@ fn check(case: &Case, options: &Options) -> Option<String> {
         (Ok(_), Some(_)) => Some("did not fail".to_owned()),
         (Err(error), Some(part)) => (!error.contains(part)).then(|| format!("failed with `{error}`")),
         (Err(error), None) => Some(error),
-        (Ok(outputs), None) => {
-            if outputs.len() != case.expected.len() {
-                return Some(format!("{} results, not {}", outputs.len(), case.expected.len()));
-            }
-            outputs
-                .iter()
-                .zip(&case.expected)
-                .find_map(|((name, have), want)| difference(have, want).map(|d| format!("{name}: {d}")))
+        (Ok(runs), None) => {
+            runs.iter().zip(&case.calls).find_map(|(results, call)| compare(results, call, &case.body))
         }
     }
 }
@@ -118,7 +175,10 @@ fn check_all(options: &Options) {
     for (op, list) in files() {
         cases += list.len();
         for case in &list {
-            wrong.extend(check(case, options).map(|problem| format!("{op} {}: {problem}", case.name)));
+            wrong.extend(
+                check(case, options)
+                    .map(|problem| format!("{op} {} ({}): {problem}", case.name, case.oracle)),
+            );
         }
     }
     assert!(wrong.is_empty(), "{} of {cases} cases:\n{}", wrong.len(), wrong.join("\n"));
@@ -130,21 +190,40 @@ fn operations_equal_their_definitions() {
     check_all(&Options::with_threads(1).fused(false));
 }
 
+/// Compressed weights are decompressed where they are used.
+#[test]
+fn operations_on_streamed_weights_equal_their_definitions() {
+    check_all(&Options::with_threads(1).with_weights(WeightStorage::Streamed));
+}
+
 #[test]
 fn fused_operations_equal_their_definitions() {
     check_all(&Options::with_threads(2));
+}
+
+/// Values between operations are not rounded, results and states are.
+#[test]
+fn operations_computed_in_f32_equal_their_definitions() {
+    check_all(&Options::with_threads(1).with_numerics(Numerics::F32));
 }
 
 #[test]
 fn fused_operations_give_the_bits_of_single_ones() {
     for (op, list) in files() {
         for case in list.iter().filter(|case| case.fails.is_none()) {
-            let fused = run(case, &Options::with_threads(2)).unwrap();
-            let plain = run(case, &Options::with_threads(1).fused(false)).unwrap();
-            for ((name, a), (_, b)) in fused.iter().zip(&plain) {
-                let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
-                let same = a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan());
-                assert!(same, "{op} {}: {name}", case.name);
+            for numerics in Numerics::ALL {
+                let options =
+                    |threads, fuse| Options::with_threads(threads).fused(fuse).with_numerics(numerics);
+                let fused = run(case, &options(2, true)).unwrap().concat();
+                let plain = run(case, &options(1, false)).unwrap().concat();
+                for ((name, a), (_, b)) in fused.iter().zip(&plain) {
+                    let (a, b) = (numbers(a), numbers(b));
+                    let same = a
+                        .iter()
+                        .zip(&b)
+                        .all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()));
+                    assert!(same, "{op} {} in {}: {name}", case.name, numerics.name());
+                }
             }
         }
     }
@@ -162,10 +241,6 @@ fn attention_of_one_operation_is_fused() {
 #[test]
 fn every_operation_has_cases() {
     let files = files();
-    let missing: Vec<&str> = supported_ops()
-        // Decompressions and states have golden packages of their own.
-        .filter(|op| !op.starts_with("constexpr_") && !op.ends_with("_state"))
-        .filter(|op| !files.contains_key(*op))
-        .collect();
+    let missing: Vec<&str> = supported_ops().filter(|op| !files.contains_key(*op)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }

@@ -1,5 +1,7 @@
 //! The text of `testdata/ops/*.mil`, read. `testdata/mil_text.py` explains the form.
 
+use std::collections::BTreeMap;
+
 /// A type: MIL's name of the elements, and the dimensions; `None` is known only at run time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Type {
@@ -36,6 +38,8 @@ impl Literal {
 pub(crate) struct Op {
     pub(crate) kind: String,
     pub(crate) inputs: Vec<(String, Vec<Argument>)>,
+    /// Constants in attributes, where opsets before iOS 18 keep the parts of a compressed weight.
+    pub(crate) attributes: Vec<(String, Vec<Argument>)>,
     pub(crate) outputs: Vec<(String, Type)>,
     pub(crate) blocks: Vec<Block>,
 }
@@ -51,19 +55,68 @@ pub(crate) struct Block {
 #[derive(Debug)]
 pub(crate) struct Values {
     pub(crate) name: String,
+    /// Of a value that is expected.
+    pub(crate) ty: Option<Type>,
     pub(crate) within: f64,
     pub(crate) values: Vec<Literal>,
+}
+
+/// One run: its inputs, with states that are set before it, and its results, with states as they are after it.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    pub(crate) given: Vec<Values>,
+    pub(crate) expected: Vec<Values>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
+    /// Where the expected values are from.
+    pub(crate) oracle: String,
     pub(crate) opset: String,
     pub(crate) body: Block,
-    pub(crate) given: Vec<Values>,
-    pub(crate) expected: Vec<Values>,
+    /// Runs on the same states, one after the other; at least one.
+    pub(crate) calls: Vec<Call>,
     /// A part of the error that loading or running must give.
     pub(crate) fails: Option<String>,
+}
+
+/// An operation's operands, attributes included: by name, the types of what each is given.
+pub(crate) type Operands = BTreeMap<String, Vec<Type>>;
+
+impl Case {
+    /// The version of iOS that the opset came with.
+    pub(crate) fn version(&self) -> u32 {
+        let number: u32 = self.opset.trim_start_matches("CoreML").parse().expect("an opset has a number");
+        // CoreML6 came with iOS 16.
+        number + 10
+    }
+
+    /// The operands of every operation `kind`, those in blocks included.
+    pub(crate) fn operands(&self, kind: &str) -> Vec<Operands> {
+        let mut found = Vec::new();
+        self.body.operands(kind, &mut BTreeMap::new(), &mut found);
+        found
+    }
+}
+
+impl Block {
+    /// `known`: the types of values so far.
+    fn operands(&self, kind: &str, known: &mut BTreeMap<String, Type>, found: &mut Vec<Operands>) {
+        known.extend(self.inputs.iter().cloned());
+        for op in &self.ops {
+            if op.kind == kind {
+                let ty = |argument: &Argument| match argument {
+                    Argument::Value(name) => known[name].clone(),
+                    Argument::Constant(ty, _) => ty.clone(),
+                };
+                let all = op.inputs.iter().chain(&op.attributes);
+                found.push(all.map(|(name, given)| (name.clone(), given.iter().map(ty).collect())).collect());
+            }
+            known.extend(op.outputs.iter().cloned());
+            op.blocks.iter().for_each(|inner| inner.operands(kind, known, found));
+        }
+    }
 }
 
 /// All cases of a file.
@@ -132,27 +185,31 @@ impl Reader {
 
     fn case(&mut self) -> Case {
         self.expect("case");
-        let (name, _oracle) = (self.next(), self.next());
+        let (name, oracle) = (self.next(), self.next());
         self.expect("func");
         let opset = self.next();
         let body = self.block();
-        let (mut given, mut expected, mut fails) = (Vec::new(), Vec::new(), None);
+        let (mut calls, mut call, mut fails) = (Vec::new(), Call::default(), None);
         loop {
             if self.takes("given") {
-                given.push(self.values());
+                call.given.push(self.values());
             } else if self.takes("expect") {
-                expected.push(self.values());
+                call.expected.push(self.values());
+            } else if self.takes("again") {
+                calls.push(std::mem::take(&mut call));
             } else if self.takes("fails") {
                 fails = Some(unquoted(&self.next()));
                 self.expect(";");
             } else {
-                return Case { name, opset, body, given, expected, fails };
+                calls.push(call);
+                return Case { name, oracle, opset, body, calls, fails };
             }
         }
     }
 
     fn values(&mut self) -> Values {
         let name = self.next();
+        let ty = self.takes(":").then(|| self.ty());
         let within =
             if self.takes("within") { self.next().parse().expect("a tolerance is a number") } else { 0.0 };
         self.expect("=");
@@ -161,7 +218,7 @@ impl Reader {
             values.push(self.literal());
             self.takes(",");
         }
-        Values { name, within, values }
+        Values { name, ty, within, values }
     }
 
     fn literal(&mut self) -> Literal {
@@ -226,8 +283,19 @@ impl Reader {
         let outputs = if named { self.definitions("=") } else { Vec::new() };
         let kind = self.next();
         self.expect("(");
-        let mut inputs = Vec::new();
-        while !self.takes(")") {
+        let inputs = self.arguments(")");
+        let attributes = if self.takes("[") { self.arguments("]") } else { Vec::new() };
+        let mut blocks = Vec::new();
+        while !self.takes(";") {
+            blocks.push(self.block());
+        }
+        Op { kind, inputs, attributes, outputs, blocks }
+    }
+
+    /// `name = argument` or `name = (argument, …)`, separated by commas, up to `end`.
+    fn arguments(&mut self, end: &str) -> Vec<(String, Vec<Argument>)> {
+        let mut named = Vec::new();
+        while !self.takes(end) {
             let name = self.next();
             self.expect("=");
             let mut arguments = Vec::new();
@@ -239,14 +307,10 @@ impl Reader {
             } else {
                 arguments.push(self.argument());
             }
-            inputs.push((name, arguments));
+            named.push((name, arguments));
             self.takes(",");
         }
-        let mut blocks = Vec::new();
-        while !self.takes(";") {
-            blocks.push(self.block());
-        }
-        Op { kind, inputs, outputs, blocks }
+        named
     }
 
     fn argument(&mut self) -> Argument {

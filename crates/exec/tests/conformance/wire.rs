@@ -63,8 +63,15 @@ fn data_type(name: &str) -> i64 {
         "int8" => 21,
         "int16" => 22,
         "int32" => 23,
+        "int4" => 25,
         "uint8" => 31,
         "uint16" => 32,
+        "uint32" => 33,
+        "uint4" => 35,
+        "uint2" => 36,
+        "uint1" => 37,
+        "uint6" => 38,
+        "uint3" => 39,
         other => panic!("{other}"),
     }
 }
@@ -87,6 +94,31 @@ fn value_type(ty: &Type) -> Message {
 
 fn named(name: &str, ty: &Type) -> Message {
     new().text(1, name).message(2, value_type(ty))
+}
+
+/// Bits of an element that is smaller than a byte.
+fn sub_byte(name: &str) -> Option<u32> {
+    Some(match name {
+        "uint1" => 1,
+        "uint2" => 2,
+        "uint3" => 3,
+        "int4" | "uint4" => 4,
+        "uint6" => 6,
+        _ => return None,
+    })
+}
+
+/// Elements of `bits` bits one after the other, the lowest bit first.
+fn packed(bits: u32, values: impl Iterator<Item = f64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let all = values.flat_map(|v| (0..bits).map(move |bit| (v as i64 >> bit & 1) as u8));
+    for (at, bit) in all.enumerate() {
+        if at % 8 == 0 {
+            bytes.push(0);
+        }
+        bytes[at / 8] |= bit << (at % 8);
+    }
+    bytes
 }
 
 /// The elements of a constant, in the field that Core ML keeps their type in.
@@ -113,6 +145,10 @@ fn tensor_value(dtype: &str, values: &[Literal]) -> Message {
                 other => panic!("{other:?} is no string"),
             }),
         ),
+        _ if sub_byte(dtype).is_some() => {
+            let bits = sub_byte(dtype).expect("as was checked");
+            new().message(7, new().bytes(1, &packed(bits, numbers())))
+        }
         _ => {
             let bytes: Vec<u8> = numbers()
                 .flat_map(|v| match dtype {
@@ -121,6 +157,7 @@ fn tensor_value(dtype: &str, values: &[Literal]) -> Message {
                     "uint8" => (v as u8).to_le_bytes().to_vec(),
                     "int16" => (v as i16).to_le_bytes().to_vec(),
                     "uint16" => (v as u16).to_le_bytes().to_vec(),
+                    "uint32" => (v as u32).to_le_bytes().to_vec(),
                     other => panic!("{other}"),
                 })
                 .collect();
@@ -148,6 +185,10 @@ fn op(op: &Op) -> Message {
         message.entry(2, name, bindings)
     });
     let message = message.each(&op.outputs, |message, (name, ty)| message.message(3, named(name, ty)));
+    let message = message.each(&op.attributes, |message, (name, arguments)| match arguments.as_slice() {
+        [Argument::Constant(ty, values)] => message.entry(5, name, value(ty, values)),
+        other => panic!("attribute `{name}` is {other:?}"),
+    });
     message.each(&op.blocks, |message, b| message.message(4, block(&b.inputs, &b.ops, &b.results)))
 }
 

@@ -45,6 +45,34 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// `a * 2^n` for integral `n` in -254..=254, rounded once.
     fn scale(self, a: Self::V, n: Self::V) -> Self::V;
 
+    /// The next values of `from` in the lanes whose bits are set, +0 in the others.
+    #[inline(always)]
+    fn expand(self, bits: u16, from: &[f32; LANES]) -> Self::V {
+        let mut full = [0.0; LANES];
+        for ((x, at), bit) in full.iter_mut().zip(places(bits)).zip(0..) {
+            *x = if bits >> bit & 1 == 0 { 0.0 } else { from[at] };
+        }
+        self.load(&full)
+    }
+
+    /// As [`Lanes::expand`], of bytes.
+    #[inline(always)]
+    fn expand_codes(self, bits: u16, from: &[u8; LANES], to: &mut [u8; LANES]) {
+        for ((x, at), bit) in to.iter_mut().zip(places(bits)).zip(0..) {
+            *x = if bits >> bit & 1 == 0 { 0 } else { from[at] };
+        }
+    }
+
+    /// `v` in the lanes whose bits are set, +0 in the others.
+    #[inline(always)]
+    fn keep(self, bits: u16, v: Self::V) -> Self::V {
+        let mut full = self.to_array(v);
+        for (x, bit) in full.iter_mut().zip(0..) {
+            *x = if bits >> bit & 1 == 0 { 0.0 } else { *x };
+        }
+        self.load(&full)
+    }
+
     /// The first `from.len()` lanes (at most sixteen) from `from`, the rest `fill`.
     #[inline(always)]
     fn load_part(self, from: &[f32], fill: f32) -> Self::V {
@@ -129,6 +157,36 @@ pub(crate) trait Lanes: Copy + Send + Sync {
         let tail = self.fma(self.mul(r, r), q, self.add(lost, lost_too));
         self.scale(self.add(head, tail), n)
     }
+}
+
+/// For each byte of a mask, how many of its bits are set before each bit: a table, as bits of a mask are as good as random,
+/// and guessing costs more than looking up.
+pub(crate) const BEFORE: [[u8; 8]; 256] = {
+    let mut table = [[0; 8]; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let (mut i, mut next) = (0, 0);
+        while i < 8 {
+            table[bits][i] = next;
+            next += (bits >> i & 1) as u8;
+            i += 1;
+        }
+        bits += 1;
+    }
+    table
+};
+
+/// For each of sixteen bits, how many are set before it.
+#[inline(always)]
+fn places(bits: u16) -> [usize; LANES] {
+    let [low, high] = bits.to_le_bytes();
+    let first = low.count_ones() as usize;
+    let mut places = [0; LANES];
+    for i in 0..8 {
+        places[i] = usize::from(BEFORE[usize::from(low)][i]);
+        places[i + 8] = (first + usize::from(BEFORE[usize::from(high)][i])) & (LANES - 1);
+    }
+    places
 }
 
 /// A computation generic over the instruction set; [`Isa::run`](super::Isa) compiles it for each.

@@ -8,12 +8,14 @@
 
 mod arch;
 mod elementwise;
+mod expand;
 mod lanes;
 mod matmul;
 mod reduce;
 mod unpack;
 
 pub use elementwise::{Binary, Pointwise, Source, Table, Unary, binary, narrow, unary, widen};
+pub use expand::{expand, expand_codes, keep};
 pub use matmul::{Matrix, Panels, Product, multiply, multiply_into};
 pub use reduce::{Reduction, layer_norm, reduce, softmax};
 pub use unpack::{lookup, numbers, shift_scale, unpack};

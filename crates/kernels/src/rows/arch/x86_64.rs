@@ -1,6 +1,6 @@
 //! Sixteen lanes in one AVX-512 register or in two AVX2 registers.
 
-use crate::rows::lanes::{Kernel, LANES, Lanes};
+use crate::rows::lanes::{BEFORE, Kernel, LANES, Lanes};
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -132,6 +132,22 @@ impl Lanes for Avx512 {
         proven!(_mm512_scalef_ps(a, n))
     }
     #[inline(always)]
+    fn expand(self, bits: u16, from: &[f32; LANES]) -> __m512 {
+        proven!(_mm512_maskz_expand_ps(bits, _mm512_loadu_ps(from.as_ptr())))
+    }
+    #[inline(always)]
+    fn expand_codes(self, bits: u16, from: &[u8; LANES], to: &mut [u8; LANES]) {
+        proven!({
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            let spread = _mm512_maskz_expand_epi32(bits, wide);
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(spread));
+        });
+    }
+    #[inline(always)]
+    fn keep(self, bits: u16, v: __m512) -> __m512 {
+        proven!(_mm512_maskz_mov_ps(bits, v))
+    }
+    #[inline(always)]
     fn transpose(self, r: [__m512; LANES]) -> [__m512; LANES] {
         // Pairs of rows, then quadruples within each 128-bit lane, then the lanes themselves.
         proven!({
@@ -254,6 +270,22 @@ impl Lanes for Avx2 {
     fn scale(self, a: Self::V, n: Self::V) -> Self::V {
         proven!([scale_half(a[0], n[0]), scale_half(a[1], n[1])])
     }
+    #[inline(always)]
+    fn expand(self, bits: u16, from: &[f32; LANES]) -> Self::V {
+        let [low, high] = bits.to_le_bytes();
+        // At most 8 values are before the upper half's first one.
+        let later = from[low.count_ones() as usize..].first_chunk().expect("8 of 16 are left");
+        let first = from.first_chunk().expect("8 of 16");
+        proven!([expand_half(low, first), expand_half(high, later)])
+    }
+    #[inline(always)]
+    fn keep(self, bits: u16, v: Self::V) -> Self::V {
+        let [low, high] = bits.to_le_bytes();
+        proven!([
+            _mm256_and_ps(v[0], _mm256_castsi256_ps(spread_bits(low))),
+            _mm256_and_ps(v[1], _mm256_castsi256_ps(spread_bits(high))),
+        ])
+    }
 }
 
 /// `a * 2^n` in two steps, as 2^n itself may not be a normal number. The first step never rounds.
@@ -264,6 +296,25 @@ fn scale_half(a: __m256, n: __m256) -> __m256 {
     let first = _mm256_srai_epi32::<1>(n);
     let second = _mm256_sub_epi32(n, first);
     _mm256_mul_ps(_mm256_mul_ps(a, power_of_two(first)), power_of_two(second))
+}
+
+/// The next of eight values in the lanes whose bits are set, +0 in the others.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn expand_half(bits: u8, from: &[f32; 8]) -> __m256 {
+    let before = u64::from_le_bytes(BEFORE[usize::from(bits)]);
+    let places = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(before.cast_signed()));
+    // SAFETY: eight readable values; the load needs no alignment.
+    let values = unsafe { _mm256_loadu_ps(from.as_ptr()) };
+    _mm256_and_ps(_mm256_permutevar8x32_ps(values, places), _mm256_castsi256_ps(spread_bits(bits)))
+}
+
+/// Each of eight bits in all bits of its lane.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn spread_bits(bits: u8) -> __m256i {
+    let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(i32::from(bits)), lane), lane)
 }
 
 /// `2^n` for `n` in -126..=127.
