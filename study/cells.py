@@ -8,9 +8,21 @@ from typing import Any
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 MODELS = ("smollm2-135m", "gemma3-270m")
+DECODERS = ("float32", "bfloat16")
 
 # Tokens of the reference's continuation; prompt and continuation together fill the context.
 CONTINUATION = 32
+
+# Passages of text that there are; cells of fewer prompts take every so-manieth.
+PASSAGES = 32
+
+# Contexts whose prompts are cut from one prefill, the longest. A row of a cache depends on the tokens up to it
+# alone, and the executor gives it the same bits in a longer prompt, so nothing is changed by that. A window that has
+# moved on has lost the rows that a shorter prompt needs.
+SPANS = {
+    "smollm2-135m": ((128, 256, 512, 1024), (2048,), (2048, 4096, 8192)),
+    "gemma3-270m": ((128, 256, 512), (1024,), (2048,), (4096,), (8192,)),
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +41,16 @@ class Cell:
         return f"{self.model}-{self.context}-{self.package}-{self.numerics}-{self.decoder}"
 
     @property
+    def passages(self) -> range:
+        """The passages that its prompts begin: 32 up to 1,024 tokens, fewer where each takes minutes."""
+        return range(
+            0, PASSAGES, PASSAGES // (32 if self.context <= 1024 else 8 if self.context == 2048 else 4)
+        )
+
+    @property
     def prompts(self) -> int:
-        """32 up to 1,024 tokens, fewer where each takes minutes."""
-        return 32 if self.context <= 1024 else 8 if self.context == 2048 else 4
+        """How many prompts it has."""
+        return len(self.passages)
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields."""
@@ -39,7 +58,7 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """All cells, the cheapest and most telling first: contexts, then what is varied."""
+    """All cells, the cheapest first: contexts, then what is varied."""
     for context in CONTEXTS:
         for model in MODELS:
             base = Cell(model, context)
@@ -49,3 +68,36 @@ def cells() -> Iterator[Cell]:
             for package in ("int8", "int4-block32"):
                 yield replace(base, package=package)
             yield replace(base, decoder="bfloat16")
+
+
+@dataclass(frozen=True)
+class Prefills:
+    """Prompts that are prefilled once, and the cells that take them or their beginnings."""
+
+    cells: tuple[Cell, ...]
+    passages: tuple[int, ...]
+
+    @property
+    def longest(self) -> Cell:
+        """The cell whose prompts they are."""
+        return max(self.cells, key=lambda cell: cell.context)
+
+
+def prefills() -> Iterator[Prefills]:
+    """Every cell's prompts, each once, in the order of their cost."""
+    every = list(cells())
+    work = []
+    for model, spans in SPANS.items():
+        for span in spans:
+            inside = [c for c in every if c.model == model and c.context in span]
+            longest = next(c for c in inside if c.context == max(span))
+            taken = set(longest.passages)
+            # A passage that a longer span holds is not prefilled for a shorter one.
+            for other in spans:
+                if other != span and set(span) <= set(other):
+                    taken -= set(Cell(model, max(other)).passages)
+            settings: dict[tuple[str, str], list[Cell]] = {}
+            for cell in inside:
+                settings.setdefault((cell.package, cell.numerics), []).append(cell)
+            work += [Prefills(tuple(found), tuple(sorted(taken))) for found in settings.values()]
+    yield from sorted(work, key=lambda w: w.longest.context)

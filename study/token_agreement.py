@@ -4,10 +4,11 @@
     python study/token_agreement.py                 run what is missing, half an hour at most, and write the page
     python study/token_agreement.py --list          what has run and what has not
     python study/token_agreement.py --only smollm2-135m-128    cells whose names start so
+    python study/token_agreement.py --references    only the references: a second run takes them as they come
     python study/token_agreement.py --render        only write the page
 
-A cell is prefilled and compared prompt by prompt; decoding runs all prompts of a batch side by side, which one
-length makes possible. Results go to study/results, a file a cell, written whole. Batches of an unfinished cell
+A cell is prefilled and compared prompt by prompt; decoding runs the prompts of a batch side by side, which one
+length makes possible. Results go to study/results, a file a cell, written whole. Prompts of an unfinished cell
 and the references are kept in --cache and found again, so that a run may stop anywhere. Run it through
 scripts/with-openblas.sh: MLX's own float32 products are ten times slower on Linux.
 """
@@ -15,19 +16,20 @@ scripts/with-openblas.sh: MLX's own float32 products are ten times slower on Lin
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import platform
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvbaton
 import numpy as np
-from batches import Batch, Recorded, record
-from cells import CONTINUATION, Cell, cells
+from batches import Prompts, Recorded, forced_logits, references
+from bfloat16 import wide_attention, widen
+from cells import CONTEXTS, CONTINUATION, DECODERS, MODELS, PASSAGES, Cell, Prefills, cells, prefills
 from kvbaton import _native
 from kvbaton._verify.distributions import Step, compare
 from kvbaton._verify.rungs import Thresholds
@@ -36,7 +38,9 @@ from texts import passages
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "study/results"
-BATCH = 8
+
+# Tokens of prompts that are decoded side by side, and as many prompts at most.
+BATCH_TOKENS, BATCH = 16384, 8
 
 
 class OutOfTimeError(Exception):
@@ -55,6 +59,14 @@ class Places:
         """The package of a cell: one for all contexts."""
         return self.packages / f"{cell.model}-{cell.package}.mlpackage"
 
+    def reference(self, model: str, decoder: str, context: int, passage: int) -> Path:
+        """Where a prompt's reference is."""
+        return self.cache / "references" / f"{model}-{decoder}" / f"{context}-{passage}"
+
+    def kept(self, cell: Cell, passage: int) -> Path:
+        """Where a prompt's row is, until its cell is whole."""
+        return self.cache / "rows" / cell.name / f"{passage}.json"
+
 
 def main() -> int:
     """Runs the command line."""
@@ -67,6 +79,8 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=ROOT / "study/out", help="where work is kept")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop at the next batch after so long")
     parser.add_argument("--only", default="", help="cells whose names start so")
+    parser.add_argument("--threads", type=int, default=0, help="of the executor; all cores if 0")
+    parser.add_argument("--references", action="store_true", help="only compute references")
     parser.add_argument("--list", action="store_true", help="say what has run")
     parser.add_argument("--render", action="store_true", help="only write the page")
     arguments = parser.parse_args()
@@ -81,26 +95,19 @@ def main() -> int:
             print(f"{'done' if result(cell) else '    '}  {cell.name}")
         return 0
     if not arguments.render:
-        run_all(chosen, places, time.monotonic() + 60 * arguments.minutes)
+        study = Study(places, time.monotonic() + 60 * arguments.minutes, arguments.threads)
+        try:
+            with wide_attention():
+                study.make_references(chosen) if arguments.references else study.run(chosen)
+        except OutOfTimeError:
+            print("time is up; the same command goes on", file=sys.stderr)
+        if arguments.references:
+            return 0
     from render import render
 
     found = [r for r in map(result, cells()) if r is not None]
     render(found, [cell for cell in cells() if result(cell) is None])
     return 0
-
-
-def run_all(chosen: list[Cell], places: Places, until: float) -> None:
-    """Runs what is missing until the time is up; cells that cannot run here are named."""
-    for cell in chosen:
-        if result(cell) is not None:
-            continue
-        try:
-            run(cell, places, until)
-        except OutOfTimeError:
-            print("time is up; the same command goes on", file=sys.stderr)
-            return
-        except kvbaton.KvbatonError as error:
-            print(f"{cell.name} cannot run: {error}", file=sys.stderr)
 
 
 def result(cell: Cell) -> dict[str, Any] | None:
@@ -116,108 +123,177 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-_loaded: dict[tuple[str, str], tuple[Any, Any]] = {}
+class Study:
+    """A run of what is missing, until the time is up."""
 
+    def __init__(self, places: Places, until: float, threads: int) -> None:
+        self._places = places
+        self._until = until
+        self._threads = threads
+        self._name = ""
+        self._decoders: dict[str, Any] = {}
+        self._prompts: list[list[int]] = []
 
-def load(cell: Cell, places: Places) -> tuple[Any, Any]:
-    """The decoder in the cell's type, and its tokenizer; only one is kept."""
-    import mlx.core as mx
-    import mlx_lm
+    def make_references(self, chosen: list[Cell]) -> None:
+        """The references of the cells, the shortest first."""
+        for context, model, decoder in ((c, m, d) for c in CONTEXTS for m in MODELS for d in DECODERS):
+            lacking = sorted(
+                {
+                    p
+                    for cell in chosen
+                    if (cell.model, cell.context, cell.decoder) == (model, context, decoder)
+                    for p in cell.passages
+                    if Recorded.open(self._places.reference(model, decoder, context, p)) is None
+                }
+            )
+            for batch in batches(lacking, context):
+                self._check_time()
+                self._references(model, decoder, context, batch)
+                print(
+                    f"{model}, {decoder}: references of {context} tokens, passages {batch}", file=sys.stderr
+                )
 
-    key = (cell.model, cell.decoder)
-    if key not in _loaded:
-        folder = places.models[cell.model]
+    def run(self, chosen: list[Cell]) -> None:
+        """The cells, in the order of their prefills' cost; those that cannot run here are named."""
+        finish(chosen, self._places)
+        for work in prefills():
+            try:
+                for batch in batches(work.passages, work.longest.context):
+                    if any(self._lacking(cell, batch) for cell in work.cells if cell in chosen):
+                        self._check_time()
+                        self._prefill(work, batch, chosen)
+                        finish(chosen, self._places)
+            except kvbaton.KvbatonError as error:
+                print(f"{work.longest.name} cannot run: {error}", file=sys.stderr)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._until:
+            raise OutOfTimeError
+
+    def _lacking(self, cell: Cell, batch: list[int]) -> list[int]:
+        """The passages of a batch that a cell has no row of yet."""
+        if result(cell) is not None:
+            return []
+        return [p for p in batch if p in cell.passages and read(self._places.kept(cell, p)) is None]
+
+    def _prefill(self, work: Prefills, batch: list[int], chosen: list[Cell]) -> None:
+        """Prefills a batch with one package and compares it in every cell that takes it."""
+        package = self._places.package(work.longest)
+        if not package.is_dir():
+            raise kvbaton.errors.UsageError(f"`{package}` is missing: see docs/study-token-agreement.md")
+        self._load(work.longest.model)
+        numerics: Any = work.longest.numerics
+        producer = kvbaton.Prefill(package, numerics=numerics, threads=self._threads)
+        weights = (producer.model or {}).get("weights_digest")
+        length = work.longest.context - CONTINUATION
+        caches = {p: producer(self._prompts[p][: length - 1]).cache for p in batch}
+        for cell in work.cells:
+            lacking = self._lacking(cell, batch) if cell in chosen else []
+            for some in batches(lacking, cell.context):
+                tokens = cell.context - CONTINUATION - 1
+                rows = self._compare(cell, some, [caches[p].prefix(tokens) for p in some])
+                for passage, found in zip(some, rows, strict=True):
+                    kept = self._places.kept(cell, passage)
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    write_text(kept, json.dumps({"passage": passage, "package_weights": weights, **found}))
+                print(f"{cell.name}: passages {some}", file=sys.stderr)
+
+    def _compare(self, cell: Cell, some: list[int], sources: list[kvbaton.CacheView]) -> list[dict[str, Any]]:
+        """One row a prompt: bytes, values, and the steps of the reference's continuation."""
+        model = self._decoder(cell.decoder)
+        expected = self._references(cell.model, cell.decoder, cell.context, some)
+        prompts = [self._prompts[p][: cell.context - CONTINUATION] for p in some]
+        limits = json.dumps(Thresholds().__dict__)
+        handed, rungs = [], []
+        for source, tokens, reference in zip(sources, prompts, expected, strict=True):
+            caches = kvbaton.to_mlx(source, model, tokens, measure_memcpy=False).prompt_cache
+            arrived = kvbaton.from_mlx(caches, model, tokens=tokens[:-1])
+            alone = reference.view(model, tokens[:-1])
+            rungs.append(
+                (
+                    json.loads(_native.verify_bytes(source._native, arrived._native)),
+                    json.loads(_native.verify_values(alone._native, arrived._native, limits, cell.decoder)),
+                )
+            )
+            del arrived, alone
+            handed.append(caches)
+        fed = [[t[-1], *r.continuation[:-1]] for t, r in zip(prompts, expected, strict=True)]
+        logits = forced_logits(model, handed, fed)
+        rows = []
+        for at, reference in enumerate(expected):
+            steps = [compare(np.asarray(r), c) for r, c in zip(reference.logits, logits[at], strict=True)]
+            rows.append(row(*rungs[at], steps, reference.continuation))
+        return rows
+
+    def _references(self, model: str, decoder: str, context: int, some: list[int]) -> list[Recorded]:
+        self._load(model)
+        where = [self._places.reference(model, decoder, context, p) for p in some]
+        before = CONTEXTS[max(0, CONTEXTS.index(context) - 1)]
+        shorter = [self._places.reference(model, decoder, before, p) for p in some]
+        prompts: Prompts = [self._prompts[p][: context - CONTINUATION] for p in some]
+        return references(self._decoder(decoder), prompts, CONTINUATION, where, shorter)
+
+    def _load(self, name: str) -> None:
+        """Makes the model's prompts; decoders are loaded when they are needed, and those of one model kept."""
+        if self._name == name:
+            return
+        from mlx_lm.utils import load_tokenizer
+
+        folder = self._places.models[name]
         if not (folder / "config.json").is_file():
             raise kvbaton.errors.ModelError(f"`{folder}` has no model: make it with demo/convert_*.py")
-        _loaded.clear()
-        model, tokenizer = mlx_lm.load(str(folder))[:2]
-        model.set_dtype(getattr(mx, cell.decoder))
-        mx.eval(model.parameters())
-        _loaded[key] = (model, tokenizer)
-    return _loaded[key]
+        self._decoders.clear()
+        self._prompts = passages(load_tokenizer(folder), max(CONTEXTS) - CONTINUATION, PASSAGES)
+        self._name = name
+
+    def _decoder(self, dtype: str) -> Any:
+        import mlx.core as mx
+        import mlx_lm
+
+        if dtype not in self._decoders:
+            model = mlx_lm.load(str(self._places.models[self._name]))[0]
+            model.set_dtype(getattr(mx, dtype))
+            mx.eval(model.parameters())
+            if dtype == "bfloat16":
+                widen(model)
+            self._decoders[dtype] = model
+        return self._decoders[dtype]
 
 
-def run(cell: Cell, places: Places, until: float) -> None:
-    """Runs the batches of a cell that are missing."""
-    package = places.package(cell)
-    if not package.is_dir():
-        raise kvbaton.errors.UsageError(f"`{package}` is missing: see docs/study-token-agreement.md")
-    model, tokenizer = load(cell, places)
-    prompts = passages(tokenizer, cell.context - CONTINUATION, cell.prompts)
-    producer = open_package(package, cell.numerics)
-    rows: list[dict[str, Any]] = []
-    start = time.monotonic()
-    for first in range(0, len(prompts), BATCH):
-        kept = places.cache / "batches" / f"{cell.name}-{first}.json"
-        known = read(kept)
-        if known is None:
-            if time.monotonic() > until:
-                raise OutOfTimeError
-            batch = prompts[first : first + BATCH]
-            known = {"prompts": compare_batch(cell, places, model, producer, batch, first)}
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_text(kept, json.dumps(known))
-        rows += known["prompts"]
-        print(f"{cell.name}: {len(rows)} of {len(prompts)} prompts", file=sys.stderr)
-    document = {
-        **cell.to_dict(),
-        "continuation": CONTINUATION,
-        "package_weights": (producer.model or {}).get("weights_digest"),
-        "versions": {
-            "kvbaton": kvbaton.__version__,
-            "machine": platform.machine(),
-            "system": platform.system(),
-        },
-        "seconds": time.monotonic() - start,
-        "prompts": rows,
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_text(RESULTS / f"{cell.name}.json", json.dumps(document, indent=1) + "\n")
+def batches(some: Sequence[int], context: int) -> Iterator[list[int]]:
+    """Prompts that are decoded side by side: fewer where their caches are large."""
+    size = max(1, min(BATCH, BATCH_TOKENS // context))
+    for first in range(0, len(some), size):
+        yield list(some[first : first + size])
 
 
-def open_package(package: Path, numerics: str) -> Any:
-    """A producer that rounds as the cell says."""
-    if "numerics" in inspect.signature(kvbaton.Prefill.__init__).parameters:
-        more: dict[str, Any] = {"numerics": numerics}
-        return kvbaton.Prefill(package, **more)
-    if numerics != "f16-storage":
-        raise kvbaton.errors.UnavailableError(f"this kvbaton cannot round as `{numerics}`")
-    return kvbaton.Prefill(package)
+def finish(chosen: list[Cell], places: Places) -> None:
+    """Writes the result of every cell whose prompts are all there."""
+    for cell in chosen:
+        if result(cell) is not None:
+            continue
+        rows = [read(places.kept(cell, p)) for p in cell.passages]
+        whole = [row for row in rows if row is not None]
+        if len(whole) < len(rows):
+            continue
+        document = {
+            **cell.to_dict(),
+            "continuation": CONTINUATION,
+            "package_weights": whole[0]["package_weights"],
+            "versions": {
+                "kvbaton": kvbaton.__version__,
+                "machine": platform.machine(),
+                "system": platform.system(),
+            },
+            "prompts": [{k: v for k, v in row.items() if k != "package_weights"} for row in whole],
+        }
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        write_text(RESULTS / f"{cell.name}.json", json.dumps(document, indent=1) + "\n")
 
 
-def compare_batch(
-    cell: Cell, places: Places, model: Any, producer: Any, prompts: list[list[int]], first: int
-) -> list[dict[str, Any]]:
-    """One row a prompt: bytes, values, and the steps of the reference's continuation."""
-    kept = places.cache / "references" / f"{cell.model}-{cell.context}-{cell.decoder}-{first}"
-    reference = Recorded.open(kept) or record(model, prompts, CONTINUATION, kept)
-    handed, rungs = [], []
-    for number, tokens in enumerate(prompts):
-        source = producer(tokens[:-1]).cache
-        caches = kvbaton.to_mlx(source, model, tokens, measure_memcpy=False).prompt_cache
-        arrived = kvbaton.from_mlx(caches, model, tokens=tokens[:-1])
-        expected = reference.view(model, number, tokens[:-1])
-        limits = json.dumps(Thresholds().__dict__)
-        rungs.append(
-            (
-                json.loads(_native.verify_bytes(source._native, arrived._native)),
-                json.loads(_native.verify_values(expected._native, arrived._native, limits, cell.decoder)),
-            )
-        )
-        del arrived, expected
-        handed.append(caches)
-    batch = Batch(model, handed, [tokens[-1] for tokens in prompts])
-    steps: list[list[Step]] = [[] for _ in prompts]
-    for index in range(CONTINUATION):
-        logits = reference.logits(index)
-        for number in range(len(prompts)):
-            steps[number].append(compare(logits[number], batch.logits[number]))
-        if index + 1 < CONTINUATION:
-            batch.step([int(np.argmax(row)) for row in logits])
-    return [row(*rungs[n], steps[n]) for n in range(len(prompts))]
-
-
-def row(bytes_: dict[str, Any], values: dict[str, Any], steps: list[Step]) -> dict[str, Any]:
+def row(
+    bytes_: dict[str, Any], values: dict[str, Any], steps: list[Step], continuation: list[int]
+) -> dict[str, Any]:
     """What is kept of a prompt."""
     parted = next((i for i, s in enumerate(steps) if not s.agrees), None)
     return {
@@ -233,6 +309,8 @@ def row(bytes_: dict[str, Any], values: dict[str, Any], steps: list[Step]) -> di
         "steps": len(steps),
         "margins": [float(s.margin) for s in steps if not s.agrees],
         "first_difference": parted,
+        # Steps at which the reference, fed its own continuation, would no longer say it: rounding of its own.
+        "reference_parts": sum(s.token != t for s, t in zip(steps, continuation, strict=True)),
     }
 
 
