@@ -20,6 +20,17 @@ Floats = npt.NDArray[np.float32]
 Prompts = Sequence[list[int]]
 
 
+def side_by_side(context: int) -> int:
+    """How many prompts are fed in one pass: fewer where their caches are large."""
+    return max(1, min(8, 16384 // context))
+
+
+def parts(some: Sequence[int], size: int) -> Iterator[list[int]]:
+    """``some`` in parts of at most ``size``."""
+    for first in range(0, len(some), size):
+        yield list(some[first : first + size])
+
+
 def stack(caches: Sequence[list[Any]]) -> list[Any]:
     """One cache a layer whose batch axis is the prompts. All have seen as many tokens; theirs stay as they are."""
     import mlx.core as mx
@@ -110,13 +121,15 @@ def references(
 
 
 def _compute(model: Any, work: Sequence[tuple[list[int], Path, Path]], steps: int) -> None:
+    # A step of many prompts reads the weights once.
     caches = [_prefill(model, tokens[:-1], shorter) for tokens, _, shorter in work]
     last = [tokens[-1] for tokens, _, _ in work]
     said = greedy(model, caches, last, steps)
     fed = [[begin, *tokens[:-1]] for begin, tokens in zip(last, said, strict=True)]
-    logits = forced_logits(model, caches, fed)
-    for at, (_, folder, _) in enumerate(work):
-        _keep(folder, caches[at], logits[at], said[at])
+    for some in parts(range(len(work)), side_by_side(len(work[0][0]) + steps)):
+        logits = forced_logits(model, [caches[n] for n in some], [fed[n] for n in some])
+        for n, found in zip(some, logits, strict=True):
+            _keep(work[n][1], caches[n], found, said[n])
 
 
 def _prefill(model: Any, tokens: Sequence[int], shorter: Path) -> list[Any]:

@@ -17,8 +17,8 @@ CONTINUATION = 32
 PASSAGES = 32
 
 # Contexts whose prompts are cut from one prefill, the longest. A row of a cache depends on the tokens up to it
-# alone, and the executor gives it the same bits in a longer prompt, so nothing is changed by that. A window that has
-# moved on has lost the rows that a shorter prompt needs.
+# alone, and the executor gives it the same bits in a longer prompt, so nothing is changed by that. A window that
+# has moved on has lost the rows that a shorter prompt needs.
 SPANS = {
     "smollm2-135m": ((128, 256, 512, 1024), (2048,), (2048, 4096, 8192)),
     "gemma3-270m": ((128, 256, 512), (1024,), (2048,), (4096,), (8192,)),
@@ -84,7 +84,7 @@ class Prefills:
 
 
 def prefills() -> Iterator[Prefills]:
-    """Every cell's prompts, each once, in the order of their cost."""
+    """Every cell's prompts, each once, in the order of their cost; of equal ones the base cells' first."""
     every = list(cells())
     work = []
     for model, spans in SPANS.items():
@@ -100,4 +100,10 @@ def prefills() -> Iterator[Prefills]:
             for cell in inside:
                 settings.setdefault((cell.package, cell.numerics), []).append(cell)
             work += [Prefills(tuple(found), tuple(sorted(taken))) for found in settings.values()]
-    yield from sorted(work, key=lambda w: w.longest.context)
+    settings_in_order = [(c.package, c.numerics) for c in every]
+
+    def cost(some: Prefills) -> tuple[int, int]:
+        cell = some.longest
+        return cell.context, settings_in_order.index((cell.package, cell.numerics))
+
+    yield from sorted(work, key=cost)

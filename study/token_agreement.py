@@ -20,14 +20,13 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvbaton
 import numpy as np
-from batches import Prompts, Recorded, forced_logits, references
+from batches import Prompts, Recorded, forced_logits, parts, references, side_by_side
 from bfloat16 import wide_attention, widen
 from cells import CONTEXTS, CONTINUATION, DECODERS, MODELS, PASSAGES, Cell, Prefills, cells, prefills
 from kvbaton import _native
@@ -39,8 +38,8 @@ from texts import passages
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "study/results"
 
-# Tokens of prompts that are decoded side by side, and as many prompts at most.
-BATCH_TOKENS, BATCH = 16384, 8
+# Tokens of prompts whose references are decoded side by side, a step at a time.
+REFERENCE_TOKENS = 32768
 
 
 class OutOfTimeError(Exception):
@@ -146,7 +145,7 @@ class Study:
                     if Recorded.open(self._places.reference(model, decoder, context, p)) is None
                 }
             )
-            for batch in batches(lacking, context):
+            for batch in parts(lacking, REFERENCE_TOKENS // context):
                 self._check_time()
                 self._references(model, decoder, context, batch)
                 print(
@@ -158,7 +157,7 @@ class Study:
         finish(chosen, self._places)
         for work in prefills():
             try:
-                for batch in batches(work.passages, work.longest.context):
+                for batch in parts(work.passages, side_by_side(work.longest.context)):
                     if any(self._lacking(cell, batch) for cell in work.cells if cell in chosen):
                         self._check_time()
                         self._prefill(work, batch, chosen)
@@ -189,7 +188,7 @@ class Study:
         caches = {p: producer(self._prompts[p][: length - 1]).cache for p in batch}
         for cell in work.cells:
             lacking = self._lacking(cell, batch) if cell in chosen else []
-            for some in batches(lacking, cell.context):
+            for some in parts(lacking, side_by_side(cell.context)):
                 tokens = cell.context - CONTINUATION - 1
                 rows = self._compare(cell, some, [caches[p].prefix(tokens) for p in some])
                 for passage, found in zip(some, rows, strict=True):
@@ -258,13 +257,6 @@ class Study:
                 widen(model)
             self._decoders[dtype] = model
         return self._decoders[dtype]
-
-
-def batches(some: Sequence[int], context: int) -> Iterator[list[int]]:
-    """Prompts that are decoded side by side: fewer where their caches are large."""
-    size = max(1, min(BATCH, BATCH_TOKENS // context))
-    for first in range(0, len(some), size):
-        yield list(some[first : first + size])
 
 
 def finish(chosen: list[Cell], places: Places) -> None:
