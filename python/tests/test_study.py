@@ -138,6 +138,17 @@ def test_every_prompt_of_every_cell_is_prefilled_once() -> None:
     assert contexts == sorted(contexts)
 
 
+def test_a_result_that_is_half_written_counts_as_missing(tmp_path: Path) -> None:
+    from token_agreement import read
+
+    whole = tmp_path / "cell.json"
+    whole.write_text(json.dumps({"prompts": [1, 2, 3]}))
+    assert read(whole) == {"prompts": [1, 2, 3]}
+    whole.write_text(whole.read_text()[:-4])
+    assert read(whole) is None
+    assert read(tmp_path / "none.json") is None
+
+
 class Words:
     """A tokenizer whose tokens are words."""
 

@@ -274,6 +274,7 @@ fn facts(
             "decode": shown(&verb.decode),
             "decode_engine": decoder.engine(),
             "reference": verb.reference.as_deref().map_or_else(|| "the decoder's own prefill".to_owned(), shown),
+            "source_model": verb.source_model.as_deref().map(shown),
             "prompts": shown(&verb.prompts),
             "max_tokens": verb.max_tokens,
             "dtype": verb.dtype.map_or("the model's own", |d| d.dtype().name()),
