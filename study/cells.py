@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -16,12 +16,23 @@ CONTINUATION = 32
 # Passages of text that there are; cells of fewer prompts take every so-manieth.
 PASSAGES = 32
 
+# The passages that cells of every context have; those that are added up to 2,048 tokens; and the rest, up to 1,024.
+ROUNDS = (range(0, PASSAGES, 8), range(4, PASSAGES, 8), [p for p in range(PASSAGES) if p % 4])
+
 # Contexts whose prompts are cut from one prefill, the longest. A row of a cache depends on the tokens up to it
 # alone, and the executor gives it the same bits in a longer prompt, so nothing is changed by that. A window that
 # has moved on has lost the rows that a shorter prompt needs.
 SPANS = {
-    "smollm2-135m": ((128, 256, 512, 1024), (2048,), (2048, 4096, 8192)),
-    "gemma3-270m": ((128, 256, 512), (1024,), (2048,), (4096,), (8192,)),
+    "smollm2-135m": (
+        ((128, 256, 512, 1024, 2048, 4096), (8192,)),
+        ((128, 256, 512, 1024, 2048),),
+        ((128, 256, 512, 1024),),
+    ),
+    "gemma3-270m": (
+        ((128, 256, 512), (1024,), (2048,), (4096,), (8192,)),
+        ((128, 256, 512), (1024,), (2048,)),
+        ((128, 256, 512), (1024,)),
+    ),
 }
 
 
@@ -57,17 +68,23 @@ class Cell:
         return asdict(self)
 
 
+# The base, and what differs from it, one thing at a time.
+SETTINGS: tuple[dict[str, str], ...] = (
+    {},
+    {"numerics": "f32"},
+    {"numerics": "f16-accumulate"},
+    {"package": "int8"},
+    {"package": "int4-block32"},
+    {"decoder": "bfloat16"},
+)
+
+
 def cells() -> Iterator[Cell]:
     """All cells, the cheapest first: contexts, then what is varied."""
     for context in CONTEXTS:
         for model in MODELS:
-            base = Cell(model, context)
-            yield base
-            for numerics in ("f32", "f16-accumulate"):
-                yield replace(base, numerics=numerics)
-            for package in ("int8", "int4-block32"):
-                yield replace(base, package=package)
-            yield replace(base, decoder="bfloat16")
+            for setting in SETTINGS:
+                yield Cell(model, context, **setting)
 
 
 @dataclass(frozen=True)
@@ -84,26 +101,21 @@ class Prefills:
 
 
 def prefills() -> Iterator[Prefills]:
-    """Every cell's prompts, each once, in the order of their cost; of equal ones the base cells' first."""
-    every = list(cells())
+    """Every prompt of every cell, each once, in an order that may be stopped anywhere.
+
+    First all cells below the longest context get the passages that every context has, then come the base cells of
+    that context, the base cells' other passages, the other cells of the longest context, and the others' other
+    passages.
+    """
     work = []
-    for model, spans in SPANS.items():
-        for span in spans:
-            inside = [c for c in every if c.model == model and c.context in span]
-            longest = next(c for c in inside if c.context == max(span))
-            taken = set(longest.passages)
-            # A passage that a longer span holds is not prefilled for a shorter one.
-            for other in spans:
-                if other != span and set(span) <= set(other):
-                    taken -= set(Cell(model, max(other)).passages)
-            settings: dict[tuple[str, str], list[Cell]] = {}
-            for cell in inside:
-                settings.setdefault((cell.package, cell.numerics), []).append(cell)
-            work += [Prefills(tuple(found), tuple(sorted(taken))) for found in settings.values()]
-    settings_in_order = [(c.package, c.numerics) for c in every]
-
-    def cost(some: Prefills) -> tuple[int, int]:
-        cell = some.longest
-        return cell.context, settings_in_order.index((cell.package, cell.numerics))
-
-    yield from sorted(work, key=cost)
+    for model, rounds in SPANS.items():
+        for at, spans in enumerate(rounds):
+            for span in spans:
+                settings: dict[tuple[str, str], list[Cell]] = {}
+                for cell in (Cell(model, context, **s) for s in SETTINGS for context in span):
+                    settings.setdefault((cell.package, cell.numerics), []).append(cell)
+                for order, found in enumerate(settings.values()):
+                    late, base = max(span) == max(CONTEXTS), order == 0
+                    turn = (2 if base else 4) if at else (1 if base else 3) if late else 0
+                    work.append(((turn, order, max(span)), Prefills(tuple(found), tuple(ROUNDS[at]))))
+    yield from (some for _, some in sorted(work, key=lambda w: w[0]))

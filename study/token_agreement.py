@@ -8,8 +8,8 @@
     python study/token_agreement.py --render        only write the page
 
 A cell is prefilled and compared prompt by prompt; decoding runs the prompts of a batch side by side, which one
-length makes possible. Results go to study/results, a file a cell, written whole. Prompts of an unfinished cell
-and the references are kept in --cache and found again, so that a run may stop anywhere. Run it through
+length makes possible. Results go to study/results, a file a cell, written whole; a cell that lacks prompts gets
+them in the next run. References are kept in --cache and found again. Run it through
 scripts/with-openblas.sh: MLX's own float32 products are ten times slower on Linux.
 """
 
@@ -28,7 +28,7 @@ import kvbaton
 import numpy as np
 from batches import Prompts, Recorded, forced_logits, parts, references, side_by_side
 from bfloat16 import wide_attention, widen
-from cells import CONTEXTS, CONTINUATION, DECODERS, MODELS, PASSAGES, Cell, Prefills, cells, prefills
+from cells import CONTEXTS, CONTINUATION, PASSAGES, Cell, Prefills, cells, prefills
 from kvbaton import _native
 from kvbaton._verify.distributions import Step, compare
 from kvbaton._verify.rungs import Thresholds
@@ -91,7 +91,7 @@ def main() -> int:
         return 2
     if arguments.list:
         for cell in chosen:
-            print(f"{'done' if result(cell) else '    '}  {cell.name}")
+            print(f"{'done' if whole(cell) else 'part' if result(cell) else '    '}  {cell.name}")
         return 0
     if not arguments.render:
         study = Study(places, time.monotonic() + 60 * arguments.minutes, arguments.threads)
@@ -132,28 +132,24 @@ class Study:
         self._name = ""
         self._decoders: dict[str, Any] = {}
         self._prompts: list[list[int]] = []
+        self._passages: dict[str, list[list[int]]] = {}
 
     def make_references(self, chosen: list[Cell]) -> None:
-        """The references of the cells, the shortest first."""
-        for context, model, decoder in ((c, m, d) for c in CONTEXTS for m in MODELS for d in DECODERS):
-            lacking = sorted(
-                {
-                    p
-                    for cell in chosen
-                    if (cell.model, cell.context, cell.decoder) == (model, context, decoder)
-                    for p in cell.passages
-                    if Recorded.open(self._places.reference(model, decoder, context, p)) is None
-                }
-            )
-            for batch in parts(lacking, REFERENCE_TOKENS // context):
-                self._check_time()
-                self._references(model, decoder, context, batch)
-                print(
-                    f"{model}, {decoder}: references of {context} tokens, passages {batch}", file=sys.stderr
-                )
+        """The references of the cells, in the order in which :meth:`run` asks for them."""
+        for work in prefills():
+            for cell in (c for c in work.cells if c in chosen):
+                where = [
+                    self._places.reference(cell.model, cell.decoder, cell.context, p) for p in work.passages
+                ]
+                lacking = [p for p, w in zip(work.passages, where, strict=True) if Recorded.open(w) is None]
+                for batch in parts(lacking, REFERENCE_TOKENS // cell.context):
+                    self._check_time()
+                    self._references(cell.model, cell.decoder, cell.context, batch)
+                    said = f"{cell.model}, {cell.decoder}: references of {cell.context} tokens"
+                    print(f"{said}, passages {batch}", file=sys.stderr)
 
     def run(self, chosen: list[Cell]) -> None:
-        """The cells, in the order of their prefills' cost; those that cannot run here are named."""
+        """The cells, in the order of :func:`prefills`; those that cannot run here are named."""
         finish(chosen, self._places)
         for work in prefills():
             try:
@@ -171,9 +167,8 @@ class Study:
 
     def _lacking(self, cell: Cell, batch: list[int]) -> list[int]:
         """The passages of a batch that a cell has no row of yet."""
-        if result(cell) is not None:
-            return []
-        return [p for p in batch if p in cell.passages and read(self._places.kept(cell, p)) is None]
+        have = known_rows(cell, self._places)
+        return [p for p in batch if p not in have]
 
     def _prefill(self, work: Prefills, batch: list[int], chosen: list[Cell]) -> None:
         """Prefills a batch with one package and compares it in every cell that takes it."""
@@ -242,7 +237,10 @@ class Study:
         if not (folder / "config.json").is_file():
             raise kvbaton.errors.ModelError(f"`{folder}` has no model: make it with demo/convert_*.py")
         self._decoders.clear()
-        self._prompts = passages(load_tokenizer(folder), max(CONTEXTS) - CONTINUATION, PASSAGES)
+        if name not in self._passages:
+            tokenizer = load_tokenizer(folder)
+            self._passages[name] = passages(tokenizer, max(CONTEXTS) - CONTINUATION, PASSAGES)
+        self._prompts = self._passages[name]
         self._name = name
 
     def _decoder(self, dtype: str) -> Any:
@@ -259,28 +257,41 @@ class Study:
         return self._decoders[dtype]
 
 
+def known_rows(cell: Cell, places: Places) -> dict[int, dict[str, Any]]:
+    """A cell's rows by passage: those of its result, and those kept since."""
+    found = {row["passage"]: row for row in (result(cell) or {"prompts": []})["prompts"]}
+    for passage in cell.passages:
+        row = None if passage in found else read(places.kept(cell, passage))
+        if row is not None:
+            found[passage] = row
+    return dict(sorted(found.items()))
+
+
 def finish(chosen: list[Cell], places: Places) -> None:
-    """Writes the result of every cell whose prompts are all there."""
+    """Writes the result of every cell that has new rows."""
     for cell in chosen:
-        if result(cell) is not None:
-            continue
-        rows = [read(places.kept(cell, p)) for p in cell.passages]
-        whole = [row for row in rows if row is not None]
-        if len(whole) < len(rows):
+        rows = known_rows(cell, places)
+        if len(rows) == len((result(cell) or {"prompts": []})["prompts"]):
             continue
         document = {
             **cell.to_dict(),
             "continuation": CONTINUATION,
-            "package_weights": whole[0]["package_weights"],
+            "prompts_asked": cell.prompts,
             "versions": {
                 "kvbaton": kvbaton.__version__,
                 "machine": platform.machine(),
                 "system": platform.system(),
             },
-            "prompts": [{k: v for k, v in row.items() if k != "package_weights"} for row in whole],
+            "prompts": list(rows.values()),
         }
         RESULTS.mkdir(parents=True, exist_ok=True)
         write_text(RESULTS / f"{cell.name}.json", json.dumps(document, indent=1) + "\n")
+
+
+def whole(cell: Cell) -> bool:
+    """Whether all prompts of a cell have run."""
+    found = result(cell)
+    return found is not None and len(found["prompts"]) == cell.prompts
 
 
 def row(
