@@ -45,8 +45,14 @@ def _transport(found: Sequence[Result], cells: int) -> str:
     arrived = "all" if equal == len(prompts) else f"{equal:,} of them"
     return (
         f"{len(found)} of {cells} cells have run{some}: {len(prompts):,} caches of {elements:,} live elements were "
-        f"handed over, and {arrived} arrived bit for bit."
+        f"handed over, and {arrived} arrived bit for bit. At {_own_rounding(prompts)} the reference, fed its own "
+        "continuation, prefers another token by its own rounding."
     )
+
+
+def _own_rounding(prompts: Sequence[dict[str, Any]]) -> str:
+    steps, parts = sum(p["steps"] for p in prompts), sum(p["reference_parts"] for p in prompts)
+    return f"{parts:,} of {steps:,} steps"
 
 
 def _by_setting(found: Sequence[Result]) -> str:

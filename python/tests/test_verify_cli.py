@@ -87,6 +87,9 @@ def test_the_document_of_a_clean_run(
     assert document["command"].startswith("kvbaton verify --prefill")
     assert document["thresholds"]["tie"] == 0.05
     text = page.read_text()
+    # As readable as any file that is written here, although it was made aside.
+    (tmp_path / "plain").write_text("")
+    assert page.stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert text.startswith("<!doctype html>")
     assert "kvbaton verify --prefill" in text
 
