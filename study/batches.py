@@ -22,7 +22,7 @@ Prompts = Sequence[list[int]]
 
 def side_by_side(context: int) -> int:
     """How many prompts are fed in one pass: fewer where their caches are large."""
-    return max(1, min(8, 16384 // context))
+    return max(1, min(8, 8192 // context))
 
 
 def parts(some: Sequence[int], size: int) -> Iterator[list[int]]:

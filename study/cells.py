@@ -103,19 +103,28 @@ class Prefills:
 def prefills() -> Iterator[Prefills]:
     """Every prompt of every cell, each once, in an order that may be stopped anywhere.
 
-    First all cells below the longest context get the passages that every context has, then come the base cells of
-    that context, the base cells' other passages, the other cells of the longest context, and the others' other
-    passages.
+    First the base cells get the passages that every context has, then the others up to 4,096 tokens; then come the
+    base cells' other passages, and last what costs most and says least: the longest context varied, and the other
+    passages of the cells that differ from the base.
     """
     work = []
     for model, rounds in SPANS.items():
         for at, spans in enumerate(rounds):
             for span in spans:
-                settings: dict[tuple[str, str], list[Cell]] = {}
+                late = max(span) == max(CONTEXTS)
+                settings: dict[tuple[str, ...], list[Cell]] = {}
                 for cell in (Cell(model, context, **s) for s in SETTINGS for context in span):
-                    settings.setdefault((cell.package, cell.numerics), []).append(cell)
+                    # Both decoders share a prefill, but not where one reference costs as much as all before it.
+                    key = (cell.package, cell.numerics, cell.decoder if late else "")
+                    settings.setdefault(key, []).append(cell)
                 for order, found in enumerate(settings.values()):
-                    late, base = max(span) == max(CONTEXTS), order == 0
-                    turn = (2 if base else 4) if at else (1 if base else 3) if late else 0
+                    turn = {
+                        (0, False, True): 0,
+                        (0, True, True): 1,
+                        (0, False, False): 2,
+                        (1, False, True): 3,
+                        (0, True, False): 4,
+                        (1, False, False): 5,
+                    }[min(at, 1), late, order == 0]
                     work.append(((turn, order, max(span)), Prefills(tuple(found), tuple(ROUNDS[at]))))
     yield from (some for _, some in sorted(work, key=lambda w: w[0]))

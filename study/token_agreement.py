@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "study/results"
 
 # Tokens of prompts whose references are decoded side by side, a step at a time.
-REFERENCE_TOKENS = 32768
+REFERENCE_TOKENS = 16384
 
 
 class OutOfTimeError(Exception):
