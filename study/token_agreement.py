@@ -238,8 +238,13 @@ class Study:
             raise kvbaton.errors.ModelError(f"`{folder}` has no model: make it with demo/convert_*.py")
         self._decoders.clear()
         if name not in self._passages:
-            tokenizer = load_tokenizer(folder)
-            self._passages[name] = passages(tokenizer, max(CONTEXTS) - CONTINUATION, PASSAGES)
+            kept = self._places.cache / f"passages-{name}.json"
+            known = read(kept)
+            if known is None:
+                known = {"passages": passages(load_tokenizer(folder), max(CONTEXTS) - CONTINUATION, PASSAGES)}
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                write_text(kept, json.dumps(known))
+            self._passages[name] = known["passages"]
         self._prompts = self._passages[name]
         self._name = name
 
