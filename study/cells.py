@@ -24,7 +24,7 @@ ROUNDS = (range(0, PASSAGES, 8), range(4, PASSAGES, 8), [p for p in range(PASSAG
 # has moved on has lost the rows that a shorter prompt needs.
 SPANS = {
     "smollm2-135m": (
-        ((128, 256, 512, 1024, 2048, 4096), (8192,)),
+        ((128, 256, 512, 1024), (2048,), (4096,), (8192,)),
         ((128, 256, 512, 1024, 2048),),
         ((128, 256, 512, 1024),),
     ),
@@ -103,9 +103,8 @@ class Prefills:
 def prefills() -> Iterator[Prefills]:
     """Every prompt of every cell, each once, in an order that may be stopped anywhere.
 
-    First the base cells get the passages that every context has, then the others up to 4,096 tokens; then come the
-    base cells' other passages, and last what costs most and says least: the longest context varied, and the other
-    passages of the cells that differ from the base.
+    First come the passages that every context has: in all cells up to 1,024 tokens, then in the base cells
+    beyond, then in the others. The base cells' other passages follow, and those of the others are last.
     """
     work = []
     for model, rounds in SPANS.items():
@@ -114,17 +113,12 @@ def prefills() -> Iterator[Prefills]:
                 late = max(span) == max(CONTEXTS)
                 settings: dict[tuple[str, ...], list[Cell]] = {}
                 for cell in (Cell(model, context, **s) for s in SETTINGS for context in span):
-                    # Both decoders share a prefill, but not where one reference costs as much as all before it.
+                    # Both decoders share a prefill, but not where a reference costs as much as all before it.
                     key = (cell.package, cell.numerics, cell.decoder if late else "")
                     settings.setdefault(key, []).append(cell)
                 for order, found in enumerate(settings.values()):
-                    turn = {
-                        (0, False, True): 0,
-                        (0, True, True): 1,
-                        (0, False, False): 2,
-                        (1, False, True): 3,
-                        (0, True, False): 4,
-                        (1, False, False): 5,
-                    }[min(at, 1), late, order == 0]
-                    work.append(((turn, order, max(span)), Prefills(tuple(found), tuple(ROUNDS[at]))))
+                    base, long = order == 0, max(span) > 1024
+                    turn = (3 if base else 4) if at else (1 if base else 2) if long else 0
+                    key_of_work = (turn, max(span), order) if turn < 2 else (turn, late, order, max(span))
+                    work.append((key_of_work, Prefills(tuple(found), tuple(ROUNDS[at]))))
     yield from (some for _, some in sorted(work, key=lambda w: w[0]))

@@ -136,9 +136,14 @@ def test_every_prompt_of_every_cell_is_prefilled_once() -> None:
         assert len({(c.model, c.package, c.numerics) for c in work.cells}) == 1
     # Wherever a run stops, no cell has been left out for another's last prompts.
     work = list(cells.prefills())
-    first = [(c.name, p) for w in work[:27] for c in w.cells for p in w.passages if p in c.passages]
-    assert {p for _, p in first} == {0, 8, 16, 24}
-    assert {name for name, _ in first} >= {c.name for c in cells.cells() if c.context < 8192}
+    cheap = {c.name for c in cells.cells() if c.context <= 1024}
+    seen: set[str] = set()
+    for some in work:
+        if set(some.passages) != {0, 8, 16, 24}:
+            break
+        seen |= {c.name for c in some.cells}
+        assert seen <= cheap or seen >= cheap
+    assert seen == {c.name for c in cells.cells()}
 
 
 def test_a_result_that_is_half_written_counts_as_missing(tmp_path: Path) -> None:
