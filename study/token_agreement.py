@@ -157,7 +157,6 @@ class Study:
                     if any(self._lacking(cell, batch) for cell in work.cells if cell in chosen):
                         self._check_time()
                         self._prefill(work, batch, chosen)
-                        finish(chosen, self._places)
             except kvbaton.KvbatonError as error:
                 print(f"{work.longest.name} cannot run: {error}", file=sys.stderr)
 
@@ -179,10 +178,15 @@ class Study:
         numerics: Any = work.longest.numerics
         producer = kvbaton.Prefill(package, numerics=numerics, threads=self._threads)
         weights = (producer.model or {}).get("weights_digest")
-        length = work.longest.context - CONTINUATION
-        caches = {p: producer(self._prompts[p][: length - 1]).cache for p in batch}
-        for cell in work.cells:
-            lacking = self._lacking(cell, batch) if cell in chosen else []
+        wanted = {cell: self._lacking(cell, batch) for cell in work.cells if cell in chosen}
+        longest: dict[int, int] = {}
+        for cell, lacking in wanted.items():
+            longest.update({p: max(cell.context, longest.get(p, 0)) for p in lacking})
+        caches = {
+            p: producer(self._prompts[p][: context - CONTINUATION - 1]).cache
+            for p, context in longest.items()
+        }
+        for cell, lacking in wanted.items():
             for some in parts(lacking, side_by_side(cell.context)):
                 tokens = cell.context - CONTINUATION - 1
                 rows = self._compare(cell, some, [caches[p].prefix(tokens) for p in some])
@@ -191,6 +195,7 @@ class Study:
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     write_text(kept, json.dumps({"passage": passage, "package_weights": weights, **found}))
                 print(f"{cell.name}: passages {some}", file=sys.stderr)
+            finish([cell], self._places)
 
     def _compare(self, cell: Cell, some: list[int], sources: list[kvbaton.CacheView]) -> list[dict[str, Any]]:
         """One row a prompt: bytes, values, and the steps of the reference's continuation."""
