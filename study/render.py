@@ -58,8 +58,9 @@ def _own_rounding(prompts: Sequence[dict[str, Any]]) -> str:
 def _by_setting(found: Sequence[Result]) -> str:
     """What each setting does, over all contexts of a model that have it and the base."""
     head = (
-        "| model | varied | contexts | steps agreed | base, same contexts | near ties | largest margin overruled "
-        "| prompts that part |\n|---|---|---:|---:|---:|---:|---:|---:|"
+        "| model | varied | contexts | steps agreed | base, same prompts | near ties | largest margin overruled "
+        "| prompts that part | median divergence | largest divergence |\n"
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     rows = []
     for model in MODELS:
@@ -71,8 +72,9 @@ def _by_setting(found: Sequence[Result]) -> str:
             if not chosen:
                 continue
             prompts = [p for r in chosen for p in r["prompts"]]
-            same = [p for r in chosen for p in base[r["context"]]["prompts"]]
+            same = [p for r in chosen for p in _like(r, base[r["context"]])]
             margins = [m for p in prompts for m in p["margins"]]
+            kl = sorted(k for p in prompts for k in p["kl"])
             cells = [
                 model,
                 setting,
@@ -82,9 +84,17 @@ def _by_setting(found: Sequence[Result]) -> str:
                 sum(m < TIE for m in margins),
                 f"{max(margins):.3f}" if margins else "–",
                 f"{sum(p['first_difference'] is not None for p in prompts)} of {len(prompts)}",
+                f"{kl[len(kl) // 2]:.1e}",
+                f"{kl[-1]:.1e}",
             ]
             rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([head, *rows])
+
+
+def _like(result: Result, base: Result) -> list[dict[str, Any]]:
+    """The base cell's prompts that another cell has, too."""
+    passages = {p["passage"] for p in result["prompts"]}
+    return [p for p in base["prompts"] if p["passage"] in passages]
 
 
 def _share(prompts: Sequence[dict[str, Any]]) -> str:
