@@ -10,6 +10,7 @@ from cells import CONTEXTS, MODELS, SETTINGS, Cell
 from kvbaton._page import Series, chart, standalone
 from kvbaton._verify.rungs import Thresholds
 from kvbaton.verification import write_text
+from nearer import sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/study-token-agreement.md"
@@ -20,7 +21,7 @@ Result = dict[str, Any]
 TIE = Thresholds().tie
 
 
-def render(found: Sequence[Result], missing: Sequence[Cell]) -> None:
+def render(found: Sequence[Result], caches: dict[str, Result], missing: Sequence[Cell]) -> None:
     """Writes the page and its plots."""
     text = PAGE.read_text()
     before, mark, rest = text.partition(BEGIN)
@@ -30,6 +31,7 @@ def render(found: Sequence[Result], missing: Sequence[Cell]) -> None:
     cells = len(found) + len(missing)
     parts = [_transport(found, cells)] if found else [f"None of {cells} cells has run."]
     parts += [_by_setting(found)] if found else []
+    parts += [_caches(caches)] if caches else []
     parts += [_model(model, [r for r in found if r["model"] == model]) for model in MODELS]
     parts.append(_missing(missing))
     write_text(PAGE, before + BEGIN + "\n\n" + "\n\n".join(p for p in parts if p) + "\n\n" + END + after)
@@ -89,6 +91,14 @@ def _by_setting(found: Sequence[Result]) -> str:
             ]
             rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([head, *rows])
+
+
+def _caches(found: dict[str, Result]) -> str:
+    """Both caches of a bfloat16 decoder against float32's."""
+    context = next(iter(found.values()))["context"]
+    said = "; ".join(sentence(model, one["prompts"]) for model, one in found.items())
+    what = f"How far a bfloat16 decoder's cache is from float32's, at {context} tokens, relative to its norm"
+    return f"{what}: {said}."
 
 
 def _like(result: Result, base: Result) -> list[dict[str, Any]]:

@@ -28,11 +28,23 @@ import kvbaton
 import numpy as np
 from batches import Prompts, Recorded, forced_logits, parts, references, side_by_side
 from bfloat16 import wide_attention, widen
-from cells import CONTEXTS, CONTINUATION, PASSAGES, Cell, Prefills, cells, prefills
+from cells import (
+    CONTEXTS,
+    CONTINUATION,
+    DECODERS,
+    MODELS,
+    PASSAGES,
+    ROUNDS,
+    Cell,
+    Prefills,
+    cells,
+    prefills,
+)
 from kvbaton import _native
 from kvbaton._verify.distributions import Step, compare
 from kvbaton._verify.rungs import Thresholds
 from kvbaton.verification import write_text
+from nearer import distances
 from texts import passages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +52,9 @@ RESULTS = ROOT / "study/results"
 
 # Tokens of prompts whose references are decoded side by side, a step at a time.
 REFERENCE_TOKENS = 16384
+
+# Where the two caches of a bfloat16 decoder are compared with float32's.
+NEARER_CONTEXT = 256
 
 
 class OutOfTimeError(Exception):
@@ -97,7 +112,11 @@ def main() -> int:
         study = Study(places, time.monotonic() + 60 * arguments.minutes, arguments.threads)
         try:
             with wide_attention():
-                study.make_references(chosen) if arguments.references else study.run(chosen)
+                if arguments.references:
+                    study.make_references(chosen)
+                else:
+                    study.run(chosen)
+                    study.compare_caches()
         except OutOfTimeError:
             print("time is up; the same command goes on", file=sys.stderr)
         if arguments.references:
@@ -105,7 +124,8 @@ def main() -> int:
     from render import render
 
     found = [r for r in map(result, cells()) if r is not None]
-    render(found, [cell for cell in cells() if result(cell) is None])
+    caches = {m: known for m in MODELS if (known := read(RESULTS / f"{m}-nearer.json")) is not None}
+    render(found, caches, [cell for cell in cells() if result(cell) is None])
     return 0
 
 
@@ -159,6 +179,25 @@ class Study:
                         self._prefill(work, batch, chosen)
             except kvbaton.KvbatonError as error:
                 print(f"{work.longest.name} cannot run: {error}", file=sys.stderr)
+
+    def compare_caches(self) -> None:
+        """How far both caches of a bfloat16 decoder are from float32's, in a short context."""
+        for name in MODELS:
+            base = Cell(name, NEARER_CONTEXT)
+            file = RESULTS / f"{name}-nearer.json"
+            package = self._places.package(base)
+            if read(file) is not None or not package.is_dir():
+                continue
+            self._check_time()
+            self._load(name)
+            producer = kvbaton.Prefill(package, threads=self._threads)
+            some = list(ROUNDS[0])
+            exact, own = (self._references(name, d, base.context, some) for d in DECODERS)
+            found = []
+            for at, passage in enumerate(some):
+                tokens = self._prompts[passage][: base.context - CONTINUATION - 1]
+                found.append(distances(producer(tokens).cache, exact[at], own[at]))
+            write_text(file, json.dumps({"context": base.context, "prompts": found}, indent=1) + "\n")
 
     def _check_time(self) -> None:
         if time.monotonic() > self._until:

@@ -146,6 +146,21 @@ def test_every_prompt_of_every_cell_is_prefilled_once() -> None:
     assert seen == {c.name for c in cells.cells()}
 
 
+def test_a_cache_of_float32_is_off_by_its_rounding_alone(models: Models, tmp_path: Path) -> None:
+    from nearer import distances, sentence
+
+    model = models("llama")
+    tokens = cache_models.prompt(30)
+    here, none = [tmp_path / "30-0"], [tmp_path / "none"]
+    exact = references(model, [tokens], 3, here, none)[0]
+    source = kvbaton.from_mlx(exact.caches(), model, tokens=tokens[:-1])
+    found = distances(source, exact, exact)
+    assert found["own_prefill"] == 0
+    # Of eight bits, half a unit at most, less in the mean.
+    assert 2.0**-11 < found["handed_over"] < 2.0**-8
+    assert "0.00 to 0.00 %" in sentence("llama", [found])
+
+
 def test_a_result_that_is_half_written_counts_as_missing(tmp_path: Path) -> None:
     from token_agreement import read
 
