@@ -13,7 +13,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -o -name 
 DEMO_MODEL := $(DEMO)/model/model.safetensors
 DEMO_PACKAGE := $(DEMO)/prefill.mlpackage/Manifest.json
 
-.PHONY: help demo test test-rust test-python test-slow lint doc check-macos wheel-macos test-aarch64 sanitize openblas bench clean
+.PHONY: help demo test test-rust test-python test-slow lint doc check-macos wheel-macos test-aarch64 sanitize openblas bench study clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -98,8 +98,14 @@ bench: $(DEMO_PACKAGE) ## The hand-off and prefill against their peers (minutes)
 	@$(BIN)/python bench/handoff_peers.py
 	@$(BIN)/kvbaton bench prefill $(DEMO)/prefill.mlpackage --tokens 512 --compare $(DEMO)/model
 
+study: $(DEMO_PACKAGE) ## Go on with the study on token agreement for half an hour, and write its page.
+	@scripts/openblas.sh || echo "   (no OpenBLAS: MLX's own float32 products are slower, and the same)"
+	@test -e $(DEMO)/gemma3/config.json || $(BIN)/python demo/convert_gemma3.py $(DEMO)/gemma3
+	@study/packages.sh
+	@scripts/with-openblas.sh $(BIN)/python study/token_agreement.py
+
 openblas: ## Fetch OpenBLAS, under which MLX's Linux build multiplies float32 matrices fast.
 	@scripts/openblas.sh
 
 clean: ## Remove what builds made; downloads stay.
-	@rm -rf target $(VENV) $(DEMO)
+	@rm -rf target $(VENV) $(DEMO) study/out

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cells import CONTEXTS, MODELS, Cell
+from cells import CONTEXTS, MODELS, SETTINGS, Cell
 from kvbaton._page import Series, chart, standalone
 from kvbaton._verify.rungs import Thresholds
 from kvbaton.verification import write_text
+from nearer import sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/study-token-agreement.md"
@@ -20,17 +21,95 @@ Result = dict[str, Any]
 TIE = Thresholds().tie
 
 
-def render(found: Sequence[Result], missing: Sequence[Cell]) -> None:
+def render(found: Sequence[Result], caches: dict[str, Result], missing: Sequence[Cell]) -> None:
     """Writes the page and its plots."""
     text = PAGE.read_text()
     before, mark, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not mark or not end:
         raise SystemExit(f"{PAGE} has lost the marks between which results go")
-    parts = [f"{len(found)} of {len(found) + len(missing)} cells have run."]
+    cells = len(found) + len(missing)
+    parts = [_transport(found, cells)] if found else [f"None of {cells} cells has run."]
+    parts += [_by_setting(found)] if found else []
+    parts += [_caches(caches)] if caches else []
     parts += [_model(model, [r for r in found if r["model"] == model]) for model in MODELS]
     parts.append(_missing(missing))
     write_text(PAGE, before + BEGIN + "\n\n" + "\n\n".join(p for p in parts if p) + "\n\n" + END + after)
+
+
+def _transport(found: Sequence[Result], cells: int) -> str:
+    """How much was handed over, and whether it arrived."""
+    prompts = [p for r in found for p in r["prompts"]]
+    equal = sum(p["bytes"] == "pass" for p in prompts)
+    elements = sum(p["elements"] for p in prompts)
+    lacking = sum(len(r["prompts"]) < Cell(r["model"], r["context"]).prompts for r in found)
+    some = f", {lacking} of them with fewer prompts than asked for" if lacking else ""
+    arrived = "all" if equal == len(prompts) else f"{equal:,} of them"
+    return (
+        f"{len(found)} of {cells} cells have run{some}: {len(prompts):,} caches of {elements:,} live elements were "
+        f"handed over, and {arrived} arrived bit for bit. At {_own_rounding(prompts)} the reference, fed its own "
+        "continuation, prefers another token by its own rounding."
+    )
+
+
+def _own_rounding(prompts: Sequence[dict[str, Any]]) -> str:
+    steps, parts = sum(p["steps"] for p in prompts), sum(p["reference_parts"] for p in prompts)
+    return f"{parts:,} of {steps:,} steps"
+
+
+def _by_setting(found: Sequence[Result]) -> str:
+    """What each setting does, over all contexts of a model that have it and the base."""
+    head = (
+        "| model | varied | contexts | steps agreed | base, same prompts | near ties | largest margin overruled "
+        "| prompts that part | median divergence | largest divergence |\n"
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    rows = []
+    for model in MODELS:
+        of_model = [r for r in found if r["model"] == model]
+        base = {r["context"]: r for r in of_model if _varied(r) == "–"}
+        settings = list(dict.fromkeys(_varied(Cell(model, CONTEXTS[0], **s).to_dict()) for s in SETTINGS))
+        for setting in settings:
+            chosen = [r for r in of_model if _varied(r) == setting and r["context"] in base]
+            if not chosen:
+                continue
+            prompts = [p for r in chosen for p in r["prompts"]]
+            same = [p for r in chosen for p in _like(r, base[r["context"]])]
+            margins = [m for p in prompts for m in p["margins"]]
+            kl = sorted(k for p in prompts for k in p["kl"])
+            cells = [
+                model,
+                setting,
+                len(chosen),
+                _share(prompts),
+                _share(same),
+                sum(m < TIE for m in margins),
+                f"{max(margins):.3f}" if margins else "–",
+                f"{sum(p['first_difference'] is not None for p in prompts)} of {len(prompts)}",
+                f"{kl[len(kl) // 2]:.1e}",
+                f"{kl[-1]:.1e}",
+            ]
+            rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([head, *rows])
+
+
+def _caches(found: dict[str, Result]) -> str:
+    """Both caches of a bfloat16 decoder against float32's."""
+    context = next(iter(found.values()))["context"]
+    said = "; ".join(sentence(model, one["prompts"]) for model, one in found.items())
+    what = f"How far a bfloat16 decoder's cache is from float32's, at {context} tokens, relative to its norm"
+    return f"{what}: {said}."
+
+
+def _like(result: Result, base: Result) -> list[dict[str, Any]]:
+    """The base cell's prompts that another cell has, too."""
+    passages = {p["passage"] for p in result["prompts"]}
+    return [p for p in base["prompts"] if p["passage"] in passages]
+
+
+def _share(prompts: Sequence[dict[str, Any]]) -> str:
+    steps, agreed = sum(p["steps"] for p in prompts), sum(p["agreed"] for p in prompts)
+    return f"{agreed:,} of {steps:,} ({100 * agreed / steps:.2f} %)"
 
 
 def _model(model: str, results: Sequence[Result]) -> str:
@@ -41,9 +120,10 @@ def _model(model: str, results: Sequence[Result]) -> str:
         _row(r) for r in sorted(results, key=lambda r: (order[r["context"]], _varied(r) != "–", _varied(r)))
     ]
     head = (
-        "| context | varied | prompts | bytes equal | steps agreed | near ties | prompts that part "
-        "| smallest cosine | largest row error | median divergence | largest divergence |\n"
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "| context | varied | prompts | bytes equal | steps agreed | near ties | largest margin overruled "
+        "| prompts that part | smallest cosine | largest row error | largest difference of a logit "
+        "| median divergence | largest divergence |\n"
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     plots = [
         _plot(model, "agreement", "steps that agree", results, _agreement),
@@ -66,23 +146,32 @@ def _varied(result: Result) -> str:
 def _row(result: Result) -> str:
     prompts = result["prompts"]
     steps, agreed = sum(p["steps"] for p in prompts), sum(p["agreed"] for p in prompts)
-    ties = sum(m < TIE for p in prompts for m in p["margins"])
+    margins = [m for p in prompts for m in p["margins"]]
+    ties = sum(m < TIE for m in margins)
     parted = sum(p["first_difference"] is not None for p in prompts)
     kl = sorted(k for p in prompts for k in p["kl"])
     cells = [
         f"{result['context']:,}",
         _varied(result),
-        len(prompts),
+        _prompts(result),
         sum(p["bytes"] == "pass" for p in prompts),
         f"{agreed:,} of {steps:,}",
         ties,
+        f"{max(margins):.3f}" if margins else "–",
         parted,
         f"{min(p['min_cosine'] for p in prompts):.7f}",
         f"{max(p['max_row_error'] for p in prompts):.3f}",
+        f"{max(d for p in prompts for d in p['difference']):.3f}",
         f"{kl[len(kl) // 2]:.1e}",
         f"{kl[-1]:.1e}",
     ]
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _prompts(result: Result) -> str:
+    """How many prompts have run; of how many, where some are missing."""
+    have, asked = len(result["prompts"]), Cell(result["model"], result["context"]).prompts
+    return str(have) if have == asked else f"{have} of {asked}"
 
 
 def _agreement(result: Result) -> float:

@@ -1,4 +1,4 @@
-"""Prompts of real text, all of one length: passages of the language reference that ships with Python."""
+"""Prompts of real text: passages of the language reference that ships with Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 def passages(tokenizer: Any, tokens: int, count: int) -> list[list[int]]:
     """``count`` passages of ``tokens`` tokens, evenly spread over ``pydoc_data.topics``.
 
-    They start at paragraphs, so that no passage starts within a word. Passages overlap where the text is too
-    short for as many; which ones they are depends on the tokenizer, the length and the count alone.
+    They start at paragraphs, so that no passage starts within a word, and go on at the text's beginning where it
+    ends. Which ones they are depends on the tokenizer and the count alone: a shorter prompt is the beginning of a
+    longer one.
     """
     from pydoc_data.topics import topics
 
@@ -20,15 +21,13 @@ def passages(tokenizer: Any, tokens: int, count: int) -> list[list[int]]:
     for number in range(count):
         at = number * len(paragraphs) // count
         ids: list[int] = []
-        # A token is a few characters: text is added until there are enough.
         end = at
-        while len(ids) < tokens - len(lead):
-            end = min(len(paragraphs), end + 8)
+        # The last tokens may change with the text that follows, so that some are to spare.
+        while len(ids) < tokens + 64:
+            end += 512
             if end - at >= len(paragraphs):
                 raise SystemExit(f"the text has fewer than {tokens} tokens")
-            if end == len(paragraphs):
-                at, end = 0, 8
-            text = "\n\n".join(paragraphs[at:end])
+            text = "\n\n".join([*paragraphs[at:end], *paragraphs[: max(0, end - len(paragraphs))]])
             ids = list(tokenizer.encode(text))[len(lead) :]
         found.append((lead + ids)[:tokens])
     return found

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -83,6 +87,9 @@ def test_the_document_of_a_clean_run(
     assert document["command"].startswith("kvbaton verify --prefill")
     assert document["thresholds"]["tie"] == 0.05
     text = page.read_text()
+    # As readable as any file that is written here, although it was made aside.
+    (tmp_path / "plain").write_text("")
+    assert page.stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert text.startswith("<!doctype html>")
     assert "kvbaton verify --prefill" in text
 
@@ -120,11 +127,14 @@ def test_values_are_those_of_numpy(kvbaton_cli: Run, tiny: tuple[Path, Path], tm
 
 
 def test_other_weights_are_refused_and_if_allowed_fail(
-    kvbaton_cli: Run, tiny: tuple[Path, Path], other: Path, prompts: Path
+    kvbaton_cli: Run, tiny: tuple[Path, Path], other: Path, prompts: Path, tmp_path: Path
 ) -> None:
     refused = verify(kvbaton_cli, other, tiny[0], prompts, "--json")
     assert error(refused, "incompatible")["fields"]["field"] == "weights_digest"
-    done = verify(kvbaton_cli, other, tiny[0], prompts, "--allow-different", "weights", "--json")
+    page = tmp_path / "report.html"
+    done = verify(
+        kvbaton_cli, other, tiny[0], prompts, "--allow-different", "weights", "--report", page, "--json"
+    )
     assert done.code == 1, done.stderr
     document = done.json()
     assert document["verdict"] == "fail"
@@ -132,6 +142,27 @@ def test_other_weights_are_refused_and_if_allowed_fail(
     where = document["rungs"][1]["where"]
     assert (where["tensor"], where["layer"], where["prompt"]) == ("key", 0, 1)
     assert document["settings"]["allowed_different"] == ["weights"]
+    assert 'id="where-values">prompt 1, key, layer 0, head ' in page.read_text()
+
+
+def test_a_model_may_stand_for_what_both_were_made_from(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    """As of a decoder that was quantised from the package's model."""
+    decoder = tmp_path / "decoder"
+    shutil.copytree(tiny[0], decoder)
+    tensors = tiny_models.random_weights(tiny_models.CONFIGS["llama_tied"], seed=99)
+    tiny_models.write_plain(decoder, tiny_models.CONFIGS["llama_tied"], tensors)
+    refused = verify(kvbaton_cli, tiny[1], decoder, prompts, "--json")
+    assert error(refused, "incompatible")["fields"]["field"] == "weights_digest"
+    explained = verify(kvbaton_cli, tiny[1], decoder, prompts, "--source-model", tiny[0], "--json")
+    # It is not refused, and the values say what such a decoder makes of it.
+    assert explained.code == 1, explained.stderr
+    document = explained.json()
+    assert [r["status"] for r in document["rungs"]][:2] == ["pass", "fail"]
+    assert document["settings"]["source_model"] == str(tiny[0])
+    wrong = verify(kvbaton_cli, tiny[1], decoder, prompts, "--source-model", decoder, "--json")
+    assert error(wrong, "incompatible")["fields"]["field"] == "weights_digest"
 
 
 def test_a_package_against_another(
@@ -194,6 +225,11 @@ def test_bad_input_is_one_error(
     strange.write_text(json.dumps({"tokens": [1, 100000]}))
     assert "100000" in refused("usage", file=strange)
     assert "none" in refused("model", model=tmp_path / "none")
+    hollow = tmp_path / "hollow"
+    hollow.mkdir()
+    assert "config.json" in refused("model", model=hollow)
+    (hollow / "config.json").write_text("{")
+    assert "hollow" in refused("model", model=hollow)
     page = tmp_path / "none" / "report.html"
     assert "does not exist" in refused("usage", "--report", page)
     assert "min_cosine" in refused("usage", "--min-cosine", "nan")
@@ -208,3 +244,54 @@ def test_what_cannot_be_used_is_said_before_anything_is_loaded(kvbaton_cli: Run,
     for flags in (("--max-tokens", "0"), ("--repeat", "0"), ("--max-tokens", "8", "--context", "8")):
         error(kvbaton_cli("verify", *more, *flags), "usage")
     error(kvbaton_cli("verify", *more), "package")
+
+
+def test_exit_codes(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], other: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """0 it passed, 1 it did not, 2 the request was wrong, 3 we failed."""
+    folder, package = tiny
+    assert verify(kvbaton_cli, package, folder, prompts, "--tie", "0.05").code == 0
+    failed = verify(kvbaton_cli, other, folder, prompts, "--allow-different", "weights")
+    assert failed.code == 1
+    assert failed.stdout.startswith("fail: ")
+    assert failed.stderr == ""
+    wrong = verify(kvbaton_cli, package, folder, tmp_path / "none.jsonl")
+    assert (wrong.code, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: ")
+    # A name that is longer than a file's may be: found out when the report is renamed to it.
+    ours = verify(kvbaton_cli, package, folder, prompts, "--report", tmp_path / ("r" * 300), "--json")
+    assert "cannot write" in error(ours, "io", code=3)["message"]
+    assert [p.name for p in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["repeat", "context", "max-tokens"])
+def test_flags_that_are_no_numbers_are_refused(kvbaton_cli: Run, prompts: Path, name: str) -> None:
+    more = ("--prefill", "none.mlpackage", "--decode", "none", "--prompts", prompts, "--json")
+    error(kvbaton_cli("verify", *more, f"--{name}", "many"), "usage")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_an_interrupted_run_leaves_the_report_of_the_one_before(
+    tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The signal arrives when the run has begun: it has read the prompts, which come through a pipe."""
+    folder, package = tiny
+    pipe, page = tmp_path / "prompts.jsonl", tmp_path / "report.html"
+    os.mkfifo(pipe)
+    page.write_text("the one before")
+    command = [sys.executable, "-m", "kvbaton", "verify", "--prefill", package, "--decode", folder]
+    more = ["--prompts", pipe, "--max-tokens", "24", "--report", page, "--json"]
+    with subprocess.Popen(
+        [*map(str, command), *map(str, more)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        with pipe.open("w") as lines:
+            for n in range(4000):
+                lines.write(json.dumps({"tokens": ids(24, n)}) + "\n")
+        running.send_signal(signal.SIGINT)
+        stdout, stderr = running.communicate(timeout=240)
+    assert running.returncode == 3, stderr
+    assert json.loads(stdout)["error"]["kind"] == "interrupted"
+    assert "Traceback" not in stderr
+    assert page.read_text() == "the one before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl", "report.html"]

@@ -63,6 +63,11 @@ def places(report: kvbaton.VerifyReport, name: str) -> dict[str, Any]:
     return where
 
 
+def element(where: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The head that is named: of values, of a tensor's heads the one that is farthest off."""
+    return where["tensor"], where["layer"], where["head"]
+
+
 def statuses(report: kvbaton.VerifyReport) -> list[str]:
     return [rung.status for rung in report.rungs]
 
@@ -116,6 +121,7 @@ def test_heads_swapped(models: Models) -> None:
     report = pipeline.verify()
     assert places(report, "bytes") == {"tensor": "key", "layer": 1, "head": 0, "row": 0, "lane": 0}
     for rung in ("bytes", "values"):
+        assert element(places(report, rung)) == ("key", 1, 0)
         assert "head 0 holds head 1, head 1 holds head 0" in (report.rung(rung).note or ""), report
     assert statuses(report)[:3] == ["fail"] * 3
 
@@ -127,6 +133,7 @@ def test_keys_and_values_exchanged(models: Models) -> None:
     report = pipeline.verify()
     assert places(report, "bytes") == {"tensor": "key", "layer": 2, "head": 0, "row": 0, "lane": 0}
     for rung in ("bytes", "values"):
+        assert element(places(report, rung))[1] == 2
         assert "keys and values are exchanged" in (report.rung(rung).note or ""), report
 
 
@@ -147,6 +154,7 @@ def test_rows_shifted_by_one(models: Models, by: int, says: str) -> None:
     report = pipeline.verify()
     assert places(report, "bytes") == {"tensor": "key", "layer": 0, "head": 0, "row": 0, "lane": 0}
     for rung in ("bytes", "values"):
+        assert element(places(report, rung))[:2] == ("key", 0)
         note = report.rung(rung).note or ""
         assert "rows of layer 0 are shifted" in note, report
         assert says in note, report
@@ -157,9 +165,9 @@ def test_a_layer_never_filled(models: Models) -> None:
     cache = pipeline.caches[1]
     cache.keys, cache.values = mx.zeros_like(cache.keys), mx.zeros_like(cache.values)
     report = pipeline.verify()
-    assert places(report, "bytes")["layer"] == 1
-    assert "layer 1 is all zeros" in (report.rung("bytes").note or "")
-    assert "layer 1 is all zeros" in (report.rung("values").note or "")
+    for rung in ("bytes", "values"):
+        assert element(places(report, rung)) == ("key", 1, 0)
+        assert "layer 1 is all zeros" in (report.rung(rung).note or "")
 
 
 def test_a_layer_left_out(models: Models) -> None:
@@ -184,6 +192,8 @@ def test_a_layer_in_the_place_of_another(models: Models) -> None:
     pipeline.caches[1].keys = mx.array(pipeline.caches[2].keys)
     pipeline.caches[1].values = mx.array(pipeline.caches[2].values)
     report = pipeline.verify()
+    for rung in ("bytes", "values"):
+        assert element(places(report, rung)) == ("key", 1, 0)
     assert "layer 1 holds the keys of layer 2" in (report.rung("bytes").note or ""), report
 
 
@@ -206,6 +216,7 @@ def test_a_ring_in_the_order_of_its_slots(models: Models) -> None:
     # The oldest row of the window comes first in time.
     assert place["row"] == len(pipeline.tokens) - 1 - cache_models.WINDOW
     for rung in ("bytes", "values"):
+        assert element(places(report, rung)) == ("key", 0, 0)
         assert f"a ring of {cache_models.WINDOW} slots" in (report.rung(rung).note or ""), report
 
 
@@ -263,6 +274,7 @@ def test_half_bits_read_as_bfloat16(models: Models) -> None:
     report = pipeline.verify()
     assert places(report, "bytes") == {"tensor": "key", "layer": 1, "head": 0, "row": 0, "lane": 0}
     for rung in ("bytes", "values"):
+        assert element(places(report, rung)) == ("key", 1, 0)
         assert "float16 bits that were read as bfloat16" in (report.rung(rung).note or ""), report
 
 

@@ -38,18 +38,17 @@ def compare(reference: Logits, candidate: Logits) -> Step:
     """Compares two steps' logits of one vocabulary. A logit that is not a number is infinitely far."""
     r, c = reference.astype(np.float64), candidate.astype(np.float64)
     token, other = likeliest(reference), likeliest(candidate)
-    if not np.isfinite(c).all() or not np.isfinite(r).all():
+    if not np.isfinite(candidate).all() or not np.isfinite(reference).all():
         return Step(math.inf, 0.0, math.inf, token, other, math.inf, math.inf)
     p, q = log_softmax(r), log_softmax(c)
     # Rounding can leave a distance of nothing below zero.
-    kl = max(0.0, float(np.sum(np.exp(p) * (p - q))))
+    kl = max(0.0, float(np.sum(np.exp(p) * np.subtract(p, q, out=q))))
     count = min(5, len(r))
-    best = {int(i) for i in np.argpartition(-r, count - 1)[:count]}
-    found = {int(i) for i in np.argpartition(-c, count - 1)[:count]}
+    best, found = (set(np.argpartition(x, len(x) - count)[-count:].tolist()) for x in (reference, candidate))
     return Step(
         kl=kl,
         top5=len(best & found) / count,
-        difference=float(np.max(np.abs(r - c))),
+        difference=max(float(np.max(r - c)), float(np.max(c - r))),
         token=token,
         candidate=other,
         margin=float(r[token] - r[other]),
@@ -65,4 +64,5 @@ def likeliest(logits: Logits) -> int:
 def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Logarithms of the probabilities."""
     shifted = logits - logits.max()
-    return np.asarray(shifted - np.log(np.sum(np.exp(shifted))))
+    shifted -= np.log(np.sum(np.exp(shifted)))
+    return np.asarray(shifted)

@@ -274,6 +274,7 @@ fn facts(
             "decode": shown(&verb.decode),
             "decode_engine": decoder.engine(),
             "reference": verb.reference.as_deref().map_or_else(|| "the decoder's own prefill".to_owned(), shown),
+            "source_model": verb.source_model.as_deref().map(shown),
             "prompts": shown(&verb.prompts),
             "max_tokens": verb.max_tokens,
             "dtype": verb.dtype.map_or("the model's own", |d| d.dtype().name()),
@@ -315,7 +316,11 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Error> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let failed =
         |e: std::io::Error| Error::new(ErrorKind::Io, format!("cannot write `{}`: {e}", path.display()));
-    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    let mut builder = tempfile::Builder::new();
+    // A report is for others to read, too, as the umask allows; a temporary file would be for its owner alone.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut aside = builder.tempfile_in(folder).map_err(failed)?;
     aside.write_all(text.as_bytes()).map_err(failed)?;
     aside.persist(path).map_err(|e| failed(e.error))?;
     Ok(())
