@@ -36,7 +36,7 @@ impl Memcpy {
         copy_once(&self.src, &mut self.dst, threads)
     }
 
-    /// Bytes a second, read and written together, that no copy here can exceed: the most of `rounds` rounds of copying
+    /// The most bytes a second, read and written together, that this machine was seen to move: the best of `rounds` rounds of copying
     /// contiguous memory, of reading alone and of writing alone, all into warm memory. Copies that write past the caches
     /// exceed a memcpy that does not, and those that read or write more than half of their bytes lie between.
     pub fn fastest(&mut self, threads: &Threads, rounds: usize) -> f64 {

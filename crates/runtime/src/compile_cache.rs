@@ -2,7 +2,8 @@
 //!
 //! Core ML compiles a package into a temporary folder, and forgets it. The copy that is kept is found by a digest over
 //! every file of the package and the system's version and build, so that a changed package is compiled again, and every
-//! package after an update of the system, and a renamed one is not. An entry appears whole or not at all: it is moved into place under a name that only complete ones have.
+//! package after an update of the system, and a renamed one is not. An entry appears whole or not at all: it is moved into
+//! place under a name that only complete ones have.
 
 use std::fs;
 use std::io;
