@@ -4,8 +4,8 @@
 //! scattered, so that kernels see packed slices whatever the strides of both sides are; see [`Way`] for what is shorter.
 
 use kvbaton_kernels::{
-    Affine, BoxMove, Elem, Int8Rows, OnOverflow, ScalePer, Tally, affine_dequantize, affine_quantize,
-    int8_decode, int8_encode, move_box, scan_box,
+    Affine, BoxMove, Elem, Int8Rows, OnOverflow, ScalePer, Tally, Writing, affine_dequantize,
+    affine_quantize, int8_decode, int8_encode, move_box, scan_box,
 };
 use kvbaton_layout::{Encoding, Role};
 use kvbaton_plan::{Coded, CodedOp, Place};
@@ -160,7 +160,7 @@ impl<'a> Coder<'a> {
         count: usize,
         sources: &[&[u8]],
         targets: &[TargetBase],
-        policy: OnOverflow,
+        writing: Writing,
         tally: &mut Tally,
     ) {
         let (heads, lanes) = (self.op.heads.len(), self.op.lanes);
@@ -185,9 +185,9 @@ impl<'a> Coder<'a> {
                         &mut found,
                     ),
                     Way::Scale { codes, scale } => {
-                        scale_rows(codes, &scale, &self.op.dst, span, sources, targets, policy, &mut found);
+                        scale_rows(codes, &scale, &self.op.dst, span, sources, targets, writing, &mut found);
                     }
-                    Way::Through => self.through(span, sources, targets, policy, &mut scratch, &mut found),
+                    Way::Through => self.through(span, sources, targets, writing, &mut scratch, &mut found),
                 }
             }
             if !found.is_clean() {
@@ -206,7 +206,7 @@ impl<'a> Coder<'a> {
         span: Span,
         sources: &[&[u8]],
         targets: &[TargetBase],
-        policy: OnOverflow,
+        writing: Writing,
         scratch: &mut Scratch,
         tally: &mut Tally,
     ) {
@@ -220,7 +220,7 @@ impl<'a> Coder<'a> {
             unsafe { decode(&source.coded, *scheme, part, sources, wide, scratch) };
         }
         // SAFETY: the caller's promise.
-        unsafe { encode(&self.op.dst, self.target, span, &wide, targets, policy, scratch, tally) };
+        unsafe { encode(&self.op.dst, self.target, span, &wide, targets, writing, scratch, tally) };
         scratch.wide = wide;
     }
 }
@@ -258,7 +258,7 @@ unsafe fn gather(place: &Place, span: Span, lanes: usize, sources: &[&[u8]], to:
     };
     let from = sources[place.tensor][start(place, span)..].as_ptr();
     // SAFETY: the caller's promise for the source; `to` is packed and as long as the box.
-    unsafe { move_box(&mv, from, to.as_mut_ptr(), OnOverflow::Count, &mut Tally::default()) };
+    unsafe { move_box(&mv, from, to.as_mut_ptr(), OnOverflow::Count.into(), &mut Tally::default()) };
 }
 
 /// Copies packed memory into a place.
@@ -279,12 +279,12 @@ unsafe fn scatter(place: &Place, span: Span, lanes: usize, from: &[u8], targets:
     // SAFETY: the caller's promise for the target; `from` is packed and as long as the box.
     unsafe {
         let to = targets[place.tensor].0.add(start(place, span));
-        move_box(&mv, from.as_ptr(), to, OnOverflow::Count, &mut Tally::default());
+        move_box(&mv, from.as_ptr(), to, OnOverflow::Count.into(), &mut Tally::default());
     }
 }
 
 /// Converts packed values between float types.
-fn convert(from: (Elem, &[u8]), to: (Elem, &mut [u8]), span: Span, policy: OnOverflow, tally: &mut Tally) {
+fn convert(from: (Elem, &[u8]), to: (Elem, &mut [u8]), span: Span, writing: Writing, tally: &mut Tally) {
     let extents = [span.heads, span.rows, span.lanes];
     let lens = (from.1.len() / from.0.bytes(), to.1.len() / to.0.bytes());
     assert_eq!(lens, (span.values(), span.values()), "as many values on both sides");
@@ -296,7 +296,7 @@ fn convert(from: (Elem, &[u8]), to: (Elem, &mut [u8]), span: Span, policy: OnOve
         dst: to.0,
     };
     // SAFETY: both slices are packed and hold the box.
-    unsafe { move_box(&mv, from.1.as_ptr(), to.1.as_mut_ptr(), policy, tally) };
+    unsafe { move_box(&mv, from.1.as_ptr(), to.1.as_mut_ptr(), writing, tally) };
 }
 
 fn as_bytes(wide: &[f32]) -> &[u8] {
@@ -322,7 +322,7 @@ unsafe fn scale_rows(
     span: Span,
     sources: &[&[u8]],
     targets: &[TargetBase],
-    policy: OnOverflow,
+    writing: Writing,
     tally: &mut Tally,
 ) {
     let outer = |place: &Place| [place.strides_bytes[0], place.strides_bytes[1]].map(usize::cast_signed);
@@ -340,7 +340,7 @@ unsafe fn scale_rows(
     // SAFETY: the caller's promise.
     unsafe {
         let values = targets[to.elements.tensor].0.add(start(&to.elements, span));
-        int8_decode(&int8, codes.cast(), scales, values, policy, tally);
+        int8_decode(&int8, codes.cast(), scales, values, writing, tally);
     }
 }
 
@@ -372,7 +372,7 @@ unsafe fn decode(
             let from = sources[side.elements.tensor][start(&side.elements, span)..].as_ptr();
             let to = as_bytes_mut(wide).as_mut_ptr();
             // SAFETY: the caller's promise; `wide` is packed and holds the box.
-            unsafe { move_box(&mv, from, to, OnOverflow::Count, &mut Tally::default()) };
+            unsafe { move_box(&mv, from, to, OnOverflow::Count.into(), &mut Tally::default()) };
         }
         Scheme::Int8 { scale, .. } => {
             let codes = first(&mut scratch.codes, span.values());
@@ -393,7 +393,7 @@ unsafe fn decode(
                 gather(&side.elements, span, span.lanes, sources, codes);
                 let scales = sources[scale.tensor][start(&scale, span)..].as_ptr();
                 let to = as_bytes_mut(wide).as_mut_ptr();
-                int8_decode(&int8, codes.as_ptr().cast(), scales, to, OnOverflow::Count, &mut unread);
+                int8_decode(&int8, codes.as_ptr().cast(), scales, to, OnOverflow::Count.into(), &mut unread);
             }
         }
         Scheme::Affine(Grouped { affine, scale, bias }) => {
@@ -411,7 +411,7 @@ unsafe fn decode(
             let values = first(&mut scratch.values, span.values() * kind.bytes());
             affine_dequantize(affine, kind, codes, scales, biases, values);
             let wide = (Elem::F32, as_bytes_mut(wide));
-            convert((kind, values), wide, span, OnOverflow::Count, &mut Tally::default());
+            convert((kind, values), wide, span, OnOverflow::Count.into(), &mut Tally::default());
         }
     }
 }
@@ -429,7 +429,7 @@ unsafe fn encode(
     span: Span,
     wide: &[f32],
     targets: &[TargetBase],
-    policy: OnOverflow,
+    writing: Writing,
     scratch: &mut Scratch,
     tally: &mut Tally,
 ) {
@@ -446,7 +446,7 @@ unsafe fn encode(
             // SAFETY: the caller's promise; `wide` is packed and holds the box.
             unsafe {
                 let to = targets[side.elements.tensor].0.add(start(&side.elements, span));
-                move_box(&mv, as_bytes(wide).as_ptr(), to, policy, tally);
+                move_box(&mv, as_bytes(wide).as_ptr(), to, writing, tally);
             }
         }
         Scheme::Int8 { scale, per } => {
@@ -479,7 +479,7 @@ unsafe fn encode(
                 as_bytes(wide)
             } else {
                 let values = first(&mut values, span.values() * kind.bytes());
-                convert((Elem::F32, as_bytes(wide)), (kind, values), span, policy, tally);
+                convert((Elem::F32, as_bytes(wide)), (kind, values), span, writing, tally);
                 values
             };
             // SAFETY: the caller's promise.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use kvbaton_kernels::{BoxMove, Elem, OnOverflow, Tally, move_box};
+use kvbaton_kernels::{BoxMove, Elem, Tally, Writing, move_box};
 use kvbaton_memory::Buffer;
 
 use crate::Threads;
@@ -81,7 +81,7 @@ fn lines(src: &[u8], dst: &mut [u8], len: usize) {
     let mut unread = Tally::default();
     // SAFETY: both slices hold a line of `len` bytes, `dst` as many as there are, and a shared and an exclusive slice cannot
     // overlap.
-    unsafe { move_box(&mv, src.as_ptr(), dst.as_mut_ptr(), OnOverflow::Count, &mut unread) };
+    unsafe { move_box(&mv, src.as_ptr(), dst.as_mut_ptr(), Writing::default(), &mut unread) };
 }
 
 /// Seconds that a libc memcpy takes from `src` to `dst`, which have the same length.

@@ -3,8 +3,9 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use kvbaton_kernels::{BoxMove, Elem, OnOverflow, Tally, move_box};
+use kvbaton_kernels::{BoxMove, Elem, Memory, OnOverflow, Tally, Writing, move_box};
 use kvbaton_layout::{DType, Part};
+use kvbaton_memory::is_resident;
 use kvbaton_plan::{CopyOp, CopyPlan, ZeroOp};
 
 use crate::Threads;
@@ -99,6 +100,7 @@ pub fn run(
     let tallies: Mutex<Vec<(Operation, Tally)>> = Mutex::new(Vec::new());
 
     let start = Instant::now();
+    let writing = Writing { on_overflow: options.on_overflow, memory: memory(plan, targets) };
     for zero in plan.zeros() {
         zero_box(zero, targets);
     }
@@ -120,13 +122,13 @@ pub fn run(
                 // not overlap. A plan writes no byte twice (see `CopyPlan`) and pieces of one operation are
                 // disjoint, so no other thread touches this piece's bytes; `targets` itself is not used until
                 // all threads are done.
-                unsafe { move_box(&mv, src, base.0.add(dst_at), options.on_overflow, &mut tally) };
+                unsafe { move_box(&mv, src, base.0.add(dst_at), writing, &mut tally) };
                 Operation::Box(number)
             }
             Work::Rows { op, start, count } => {
                 origin[1] = start;
                 // SAFETY: as above, for all boxes of the operation; rows of one operation are disjoint.
-                unsafe { coders[op].code(start, count, sources, &bases, options.on_overflow, &mut tally) };
+                unsafe { coders[op].code(start, count, sources, &bases, writing, &mut tally) };
                 Operation::Coded(op)
             }
         };
@@ -198,6 +200,26 @@ impl Operation {
             }
         }
     }
+}
+
+/// Bytes of a plan for each place of its targets that is asked whether its page exists, and the most of such places: asking
+/// must cost nothing beside the copy.
+const BYTES_A_PROBE: usize = 1 << 20;
+const MOST_PROBES: usize = 8;
+
+/// Whether what `plan` writes was written before: what most of some places say, spread over its operations.
+fn memory(plan: &CopyPlan, targets: &[&mut [u8]]) -> Memory {
+    let boxes = plan.ops().iter().map(|op| (&op.dst, op.extents));
+    let rows = plan.coded().iter().map(|op| (&op.dst.elements, [op.heads.len(), op.row_count(), 1]));
+    let places: Vec<_> = boxes.chain(rows).collect();
+    let probes = MOST_PROBES.min(plan.bytes_written() / BYTES_A_PROBE).min(places.len());
+    let is_new = |probe: usize| {
+        let (place, extents) = places[probe * places.len() / probes];
+        // The middle: the page of a box's first byte may hold its neighbour's last.
+        let middle: usize = (0..3).map(|axis| extents[axis] / 2 * place.strides_bytes[axis]).sum();
+        is_resident(targets[place.tensor], place.offset_bytes + middle) == Some(false)
+    };
+    if 2 * (0..probes).filter(|&probe| is_new(probe)).count() > probes { Memory::New } else { Memory::Used }
 }
 
 /// The start of a target buffer, shared by the threads that fill it.
@@ -279,5 +301,32 @@ fn zero_box(zero: &ZeroOp, targets: &mut [&mut [u8]]) {
         } else {
             (0..lanes).map(|l| at + l * by_lane).for_each(|at| target[at..at + size].fill(0));
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use kvbaton_layout::{CacheSpec, LiveRows, Sizes, presets};
+    use kvbaton_memory::Buffer;
+
+    use super::*;
+
+    /// A layer of 16 MiB a tensor, of whose rows the first half is live.
+    #[test]
+    fn memory_is_new_until_what_is_written_was_written_before() {
+        let cache = CacheSpec::full(1, 8, 128);
+        let layout = presets::get("mlx-lm").expect("a preset");
+        let sizes = Sizes { capacity: 8192, dtype: DType::Float16, block_rows: 16, row_stride_bytes: None };
+        let tensors = layout.tensors(&cache, &sizes).expect("its tensors");
+        let side = layout.resolve(&cache, &tensors, &LiveRows::seen(4096)).expect("a side");
+        let plan = kvbaton_plan::plan(&side, &side, &cache).expect("a plan");
+        let mut buffers: Vec<Buffer> = tensors.iter().map(|t| Buffer::zeroed(t.len_bytes)).collect();
+        let seen = |buffers: &mut [Buffer]| {
+            let targets: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut **b).collect();
+            memory(&plan, &targets)
+        };
+        assert_eq!(seen(&mut buffers), Memory::New);
+        buffers.iter_mut().for_each(|b| b.fill(0));
+        assert_eq!(seen(&mut buffers), Memory::Used);
     }
 }

@@ -9,9 +9,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kvbaton_kernels::{
-    Affine, BoxMove, Elem, OnOverflow, Tally, affine_dequantize, affine_quantize, move_box,
-};
+use kvbaton_kernels::{Affine, BoxMove, Elem, Tally, Writing, affine_dequantize, affine_quantize, move_box};
 
 const ROWS: usize = 4096;
 const LANES: usize = 128;
@@ -53,7 +51,7 @@ fn moves(criterion: &mut Criterion) {
                 let mut tally = Tally::default();
                 let (from, to) = (black_box(src.as_ptr()), dst.as_mut_ptr());
                 // SAFETY: both buffers span the box, whose widest row is 160 elements of 4 bytes.
-                unsafe { move_box(&mv, from, to, OnOverflow::Error, &mut tally) };
+                unsafe { move_box(&mv, from, to, Writing::default(), &mut tally) };
                 assert!(tally.is_clean(), "the source holds small values");
             });
         });

@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kvbaton_kernels::{
-    Affine, BoxMove, Elem, Int8Rows, OnOverflow, ScalePer, Tally, affine_dequantize, affine_quantize,
+    Affine, BoxMove, Elem, Int8Rows, ScalePer, Tally, Writing, affine_dequantize, affine_quantize,
     int8_decode, int8_encode, move_box,
 };
 
@@ -155,7 +155,7 @@ fn moves(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
             let mut tally = Tally::default();
             let (src, dst) = (src.at(first * mv.src_strides[0]), dst.at(first * mv.dst_strides[0]));
             // SAFETY: the buffers span the box; each thread has heads of its own.
-            unsafe { move_box(&mv, src, dst, OnOverflow::Error, &mut tally) };
+            unsafe { move_box(&mv, src, dst, Writing::default(), &mut tally) };
             assert!(tally.is_clean(), "the source holds small values");
         };
         Work { name: case.name, moved, run: Box::new(run) }
@@ -186,7 +186,7 @@ fn int8(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
             // SAFETY: the buffers span the box; each thread has heads of its own.
             unsafe {
                 if decode {
-                    int8_decode(&shape, codes, scales, values, OnOverflow::Error, &mut tally);
+                    int8_decode(&shape, codes, scales, values, Writing::default(), &mut tally);
                 } else {
                     int8_encode(&shape, values, codes, scales, &mut tally);
                 }

@@ -14,9 +14,11 @@ mod elem;
 mod int8;
 pub mod rows;
 mod tally;
+mod writing;
 
 pub use affine::{Affine, AffineError, affine_dequantize, affine_quantize};
 pub use boxes::{BoxMove, move_box, scan_box};
 pub use elem::Elem;
 pub use int8::{Int8Rows, ScalePer, int8_decode, int8_encode};
 pub use tally::{OnOverflow, Tally};
+pub use writing::{Memory, Writing};

@@ -14,4 +14,4 @@ pub use buffer::{Buffer, Bytes, Foreign, ForeignMut, PAGE_BYTES, WritableBytes};
 pub use custody::{Book, Custody, IllegalMove, Loan, Move, Phase, Turn};
 pub use lease::{LeaseError, Leased, ReadLease, WriteLease};
 pub use mapped::{MapError, Mapped};
-pub use pages::{populate, resident_share};
+pub use pages::{is_resident, populate, resident_share};

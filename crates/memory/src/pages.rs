@@ -22,9 +22,19 @@ pub fn resident_share(buffer: &[u8], probes: usize) -> Option<f64> {
     let mut resident = 0;
     for probe in 0..probes {
         let at = whole.start + probe * pages / probes * page_bytes()?;
-        resident += usize::from(is_resident(&buffer[at..])?);
+        resident += usize::from(is_resident(buffer, at)?);
     }
     Some(resident as f64 / probes as f64)
+}
+
+/// Whether the page behind byte `at` of `buffer` exists; `None` where the system does not say. A system call: a microsecond
+/// or two.
+///
+/// # Panics
+///
+/// When `buffer` has no such byte.
+pub fn is_resident(buffer: &[u8], at: usize) -> Option<bool> {
+    page_is_resident(&buffer[at], page_bytes()?)
 }
 
 /// Makes the pages of `buffer` exist, as a first write would. Its bytes stay what they are.
@@ -80,18 +90,18 @@ fn page_bytes() -> Option<usize> {
     None
 }
 
-/// Whether the page that `buffer` starts with exists.
+/// Whether the page of `page_bytes` that holds `byte` exists.
 #[cfg(target_os = "linux")]
-fn is_resident(buffer: &[u8]) -> Option<bool> {
+fn page_is_resident(byte: &u8, page_bytes: usize) -> Option<bool> {
     let mut state = 0u8;
-    // SAFETY: the address starts a page of mapped memory (`whole_pages`), and one byte of answer is written for one
-    // page.
-    let answer = unsafe { libc::mincore(buffer.as_ptr().cast_mut().cast(), 1, &raw mut state) };
+    let page = (&raw const *byte).map_addr(|address| address / page_bytes * page_bytes);
+    // SAFETY: the page holds a byte that is borrowed, so it is mapped; one byte of answer is written for one page.
+    let answer = unsafe { libc::mincore(page.cast_mut().cast(), 1, &raw mut state) };
     (answer == 0).then_some(state & 1 == 1)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn is_resident(_: &[u8]) -> Option<bool> {
+fn page_is_resident(_: &u8, _: usize) -> Option<bool> {
     None
 }
 

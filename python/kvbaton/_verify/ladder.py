@@ -136,13 +136,15 @@ class Caches(Side):
         return None
 
 
-def prefill_mlx(model: Any, tokens: Sequence[int], prompt_cache: list[Any] | None = None) -> list[Any]:
-    """The decoder's own prefill of ``tokens``, in pieces as mlx-lm cuts them."""
+def prefill_mlx(
+    model: Any, tokens: Sequence[int], prompt_cache: list[Any] | None = None, piece: int = _CHUNK
+) -> list[Any]:
+    """The decoder's own prefill of ``tokens``, in pieces as mlx-lm cuts them unless another length is asked for."""
     import mlx.core as mx
 
     caches = make_caches(model) if prompt_cache is None else prompt_cache
-    for first in range(0, len(tokens), _CHUNK):
-        model(mx.array([[int(t) for t in tokens[first : first + _CHUNK]]]), cache=caches)
+    for first in range(0, len(tokens), piece):
+        model(mx.array([[int(t) for t in tokens[first : first + piece]]]), cache=caches)
         mx.eval([c.state for c in caches])
     return caches
 

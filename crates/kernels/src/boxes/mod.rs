@@ -7,7 +7,7 @@ mod scan;
 mod transpose;
 
 use crate::arch::Cpu;
-use crate::{Elem, OnOverflow, Tally};
+use crate::{Elem, Tally, Writing};
 use route::{Axis, Route};
 
 pub(crate) use definition::write_value;
@@ -47,9 +47,8 @@ impl BoxMove {
 
 /// Copies a box, converting where the encodings differ.
 ///
-/// Conversions round to nearest, ties to even. A NaN stays a NaN and becomes quiet. `policy` says what is written for a
-/// finite value that the target cannot hold. `tally` gains the conversion's counts; a move without a conversion reads no
-/// values and counts nothing.
+/// Conversions round to nearest, ties to even. A NaN stays a NaN and becomes quiet. `tally` gains the conversion's counts;
+/// a move without a conversion reads no values and counts nothing.
 ///
 /// # Safety
 ///
@@ -59,9 +58,9 @@ impl BoxMove {
 /// # Panics
 ///
 /// When [`Elem::can_become`] says that `mv.src` cannot become `mv.dst`.
-pub unsafe fn move_box(mv: &BoxMove, src: *const u8, dst: *mut u8, policy: OnOverflow, tally: &mut Tally) {
+pub unsafe fn move_box(mv: &BoxMove, src: *const u8, dst: *mut u8, writing: Writing, tally: &mut Tally) {
     // SAFETY: the caller's promise is the same.
-    unsafe { move_box_on(Cpu::best(), mv, src, dst, policy, tally) }
+    unsafe { move_box_on(Cpu::best(), mv, src, dst, writing, tally) }
 }
 
 /// [`move_box`] on a given instruction set.
@@ -74,14 +73,14 @@ pub(crate) unsafe fn move_box_on(
     mv: &BoxMove,
     src: *const u8,
     dst: *mut u8,
-    policy: OnOverflow,
+    writing: Writing,
     tally: &mut Tally,
 ) {
     assert!(mv.src.can_become(mv.dst), "no conversion from {:?} to {:?}", mv.src, mv.dst);
     if mv.elements() == 0 {
         return;
     }
-    let mut job = Job { cpu, mv, src, dst, policy, tally };
+    let mut job = Job { cpu, mv, src, dst, writing, tally };
     // SAFETY: the caller's promise covers the whole box, which every route stays inside.
     unsafe {
         match route::choose(mv) {
@@ -93,15 +92,11 @@ pub(crate) unsafe fn move_box_on(
                 transpose::copy(&job, outer, row, col);
             }
             Route::Transpose { outer, row, col } => transpose::convert(&mut job, outer, row, col),
-            Route::Scattered => definition::move_box(mv, src, dst, policy, job.tally),
+            Route::Scattered => definition::move_box(mv, src, dst, writing.on_overflow, job.tally),
         }
     }
     cpu.fence();
 }
-
-/// Bytes of a destination from which it is written past the caches: the rows of a cache are read by the decoder's next
-/// step, after everything else was written.
-pub(crate) const STREAM_FROM: usize = 1 << 17;
 
 /// A move under way.
 struct Job<'a> {
@@ -109,14 +104,14 @@ struct Job<'a> {
     mv: &'a BoxMove,
     src: *const u8,
     dst: *mut u8,
-    policy: OnOverflow,
+    writing: Writing,
     tally: &'a mut Tally,
 }
 
 impl Job<'_> {
-    /// Whether the destination is written past the caches: it is too large to be found in a near one by its reader.
+    /// Whether the destination is written past the caches.
     fn stream(&self) -> bool {
-        self.cpu.can_stream() && self.mv.elements() * self.mv.dst.bytes() >= STREAM_FROM
+        self.writing.past_caches(self.cpu, self.mv.elements() * self.mv.dst.bytes())
     }
 
     /// Whether lines at these strides of the destination, `line` bytes long, are whole cache lines.
@@ -142,7 +137,13 @@ impl Job<'_> {
         let mut counts = Tally::default();
         // SAFETY: the part lies inside the box.
         unsafe {
-            definition::move_box(&mv, self.src.offset(from), self.dst.offset(to), self.policy, &mut counts);
+            definition::move_box(
+                &mv,
+                self.src.offset(from),
+                self.dst.offset(to),
+                self.writing.on_overflow,
+                &mut counts,
+            );
         }
         self.tally.merge(&counts.offset_by(origin));
     }

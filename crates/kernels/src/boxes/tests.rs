@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::writing::PAST_CACHES_FROM;
+use crate::{Memory, OnOverflow};
 
 /// A buffer with every byte that a move must not touch known.
 const UNTOUCHED: u8 = 0xA5;
@@ -13,7 +15,7 @@ struct Case {
     mv: BoxMove,
     src: Vec<u8>,
     dst_bytes: usize,
-    policy: OnOverflow,
+    writing: Writing,
 }
 
 /// Strides of a box whose axes lie in memory in `order`, innermost last, each followed by `padding` bytes.
@@ -44,24 +46,31 @@ fn case() -> impl Strategy<Value = Case> {
     // The last padding is often zero, so that neighbours are neighbours.
     let padding =
         || (prop_oneof![4 => Just(0), 1 => 1..9_usize], prop_oneof![Just(0), 1..70_usize], 0..9_usize);
-    let policy = prop::sample::select(vec![OnOverflow::Error, OnOverflow::Clamp, OnOverflow::Count]);
     (
         ([extent(), extent(), extent()], encodings()),
         (order(), order()),
         (padding(), padding()),
-        policy,
+        writing(),
         any::<u64>(),
     )
-        .prop_map(|((extents, (src, dst)), (src_order, dst_order), (src_pad, dst_pad), policy, seed)| {
-            // The first padding separates elements themselves.
-            let spread = |bytes, (element, line, plane): (usize, usize, usize), order| {
-                strides(extents, order, bytes + element, [line, plane, 0])
-            };
-            let (src_strides, src_bytes) = spread(src.bytes(), src_pad, src_order);
-            let (dst_strides, dst_bytes) = spread(dst.bytes(), dst_pad, dst_order);
-            let mv = BoxMove { extents, src_strides, dst_strides, src, dst };
-            Case { mv, src: noise(src, src_bytes, seed), dst_bytes, policy }
-        })
+        .prop_map(
+            |((extents, (src, dst)), (src_order, dst_order), (src_pad, dst_pad), writing, seed)| {
+                // The first padding separates elements themselves.
+                let spread = |bytes, (element, line, plane): (usize, usize, usize), order| {
+                    strides(extents, order, bytes + element, [line, plane, 0])
+                };
+                let (src_strides, src_bytes) = spread(src.bytes(), src_pad, src_order);
+                let (dst_strides, dst_bytes) = spread(dst.bytes(), dst_pad, dst_order);
+                let mv = BoxMove { extents, src_strides, dst_strides, src, dst };
+                Case { mv, src: noise(src, src_bytes, seed), dst_bytes, writing }
+            },
+        )
+}
+
+fn writing() -> impl Strategy<Value = Writing> {
+    let policies = vec![OnOverflow::Error, OnOverflow::Clamp, OnOverflow::Count];
+    (prop::sample::select(policies), prop::sample::select(vec![Memory::Used, Memory::New]))
+        .prop_map(|(on_overflow, memory)| Writing { on_overflow, memory })
 }
 
 /// Bytes that decode as mostly ordinary floats of `elem`, with now and then any bits at all.
@@ -91,8 +100,8 @@ fn run(cpu: Option<Cpu>, case: &Case) -> (Vec<u8>, Tally) {
     // SAFETY: both buffers span the box; see `strides`.
     unsafe {
         match cpu {
-            Some(cpu) => move_box_on(cpu, &case.mv, src, to, case.policy, &mut tally),
-            None => definition::move_box(&case.mv, src, to, case.policy, &mut tally),
+            Some(cpu) => move_box_on(cpu, &case.mv, src, to, case.writing, &mut tally),
+            None => definition::move_box(&case.mv, src, to, case.writing.on_overflow, &mut tally),
         }
     }
     (dst, tally)
@@ -158,20 +167,21 @@ proptest! {
         src_pad in prop::sample::select(vec![0_usize, 64, 6]),
         dst_pad in prop::sample::select(vec![0_usize, 64, 6]),
         skip in prop::sample::select(vec![0_usize, 24, 3]),
+        writing in writing(),
         seed in any::<u64>(),
     ) {
         let (src_strides, src_bytes) = strides(extents, orders.0, src.bytes(), [0, src_pad, 0]);
         let (dst_strides, dst_bytes) = strides(extents, orders.1, dst.bytes(), [0, dst_pad, 0]);
-        prop_assume!(extents.iter().product::<usize>() * dst.bytes() >= STREAM_FROM);
+        prop_assume!(extents.iter().product::<usize>() * dst.bytes() >= PAST_CACHES_FROM);
         let mv = BoxMove { extents, src_strides, dst_strides, src, dst };
-        let case = Case { mv, src: noise(src, src_bytes, seed), dst_bytes, policy: OnOverflow::Count };
+        let case = Case { mv, src: noise(src, src_bytes, seed), dst_bytes, writing };
         let expected = run(None, &case);
         for cpu in Cpu::all() {
             let mut lines = vec![CacheLine([UNTOUCHED; 64]); (skip + dst_bytes).div_ceil(64)];
             let mut tally = Tally::default();
             let to = lines.as_mut_ptr().cast::<u8>().wrapping_add(skip);
             // SAFETY: both buffers span the box.
-            unsafe { move_box_on(cpu, &mv, case.src.as_ptr(), to, case.policy, &mut tally) };
+            unsafe { move_box_on(cpu, &mv, case.src.as_ptr(), to, case.writing, &mut tally) };
             prop_assert_eq!(tally, expected.1, "tally on {:?}", cpu);
             let got = lines.iter().flat_map(|line| line.0);
             let wrong = got.skip(skip).zip(&expected.0).position(|(got, expected)| got != *expected);
@@ -190,7 +200,7 @@ fn line(src: Elem, dst: Elem, values: Vec<u8>, policy: OnOverflow) -> Case {
         src,
         dst,
     };
-    Case { mv, src: values, dst_bytes: lanes * dst.bytes(), policy }
+    Case { mv, src: values, dst_bytes: lanes * dst.bytes(), writing: policy.into() }
 }
 
 /// All 65,536 patterns of a 16-bit encoding.
@@ -301,7 +311,7 @@ fn a_matrix_of_several_blocks_is_transposed_whole() {
             let (src_strides, src_bytes) = strides(extents, [0, 1, 2], elem.bytes(), [0, 24, 0]);
             let (dst_strides, dst_bytes) = strides(extents, [0, 2, 1], elem.bytes(), [0, 8, 0]);
             let mv = BoxMove { extents, src_strides, dst_strides, src: elem, dst: elem };
-            let case = Case { mv, src: noise(elem, src_bytes, 3), dst_bytes, policy: OnOverflow::Error };
+            let case = Case { mv, src: noise(elem, src_bytes, 3), dst_bytes, writing: Writing::default() };
             let expected = run(None, &case).0;
             for cpu in Cpu::all() {
                 assert!(run(Some(cpu), &case).0 == expected, "{elem:?}, {rows} × {cols} on {cpu:?}");
@@ -319,7 +329,7 @@ fn padded_rows_keep_their_padding() {
         src: Elem::U16,
         dst: Elem::U16,
     };
-    let case = Case { mv, src: (0..60).collect(), dst_bytes: 48, policy: OnOverflow::Error };
+    let case = Case { mv, src: (0..60).collect(), dst_bytes: 48, writing: Writing::default() };
     for cpu in Cpu::all() {
         let (got, _) = run(Some(cpu), &case);
         for row in 0..6_u8 {
@@ -340,7 +350,7 @@ fn a_source_stride_of_zero_repeats_a_row() {
         dst: Elem::F16,
     };
     let src = noise(Elem::U16, 128, 7);
-    let case = Case { mv, src: src.clone(), dst_bytes: 40 * 128, policy: OnOverflow::Error };
+    let case = Case { mv, src: src.clone(), dst_bytes: 40 * 128, writing: Writing::default() };
     for cpu in Cpu::all() {
         assert_eq!(run(Some(cpu), &case).0, src.repeat(40));
     }

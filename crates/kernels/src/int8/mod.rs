@@ -8,7 +8,7 @@ pub(crate) mod body;
 
 use crate::arch::scalar::{read, write};
 use crate::arch::{Cpu, Lines};
-use crate::{BoxMove, Elem, OnOverflow, Tally, boxes};
+use crate::{BoxMove, Elem, OnOverflow, Tally, Writing, boxes};
 
 /// Codes run from -127 to 127.
 const LARGEST_CODE: f32 = 127.0;
@@ -70,7 +70,7 @@ impl Int8Rows {
 
 /// Turns codes into values.
 ///
-/// `policy` and `tally` are those of [`move_box`](crate::move_box), with `code · scale` as the source value.
+/// `writing` and `tally` are those of [`move_box`](crate::move_box), with `code · scale` as the source value.
 ///
 /// # Safety
 ///
@@ -85,11 +85,11 @@ pub unsafe fn int8_decode(
     codes: *const i8,
     scales: *const u8,
     values: *mut u8,
-    policy: OnOverflow,
+    writing: Writing,
     tally: &mut Tally,
 ) {
     // SAFETY: the caller's promise is the same.
-    unsafe { decode_on(Cpu::best(), rows, codes, scales, values, policy, tally) }
+    unsafe { decode_on(Cpu::best(), rows, codes, scales, values, writing, tally) }
 }
 
 /// Turns finite values into codes and scales.
@@ -169,12 +169,11 @@ unsafe fn decode_on(
     codes: *const i8,
     scales: *const u8,
     values: *mut u8,
-    policy: OnOverflow,
+    writing: Writing,
     tally: &mut Tally,
 ) {
     rows.check();
-    let stream =
-        cpu.can_stream() && rows.extents.iter().product::<usize>() * rows.value.bytes() >= boxes::STREAM_FROM;
+    let stream = writing.past_caches(cpu, rows.extents.iter().product::<usize>() * rows.value.bytes());
     let mut factors = [0_f32; PIECE];
     for piece in rows.pieces() {
         let Piece { head, row, start, lanes, .. } = piece;
@@ -196,7 +195,7 @@ unsafe fn decode_on(
         unsafe {
             if cpu.int8_decode(rows.value, block, factors) {
                 let mut counts = Tally::default();
-                settle(rows.value, block, factors, policy, &mut counts);
+                settle(rows.value, block, factors, writing.on_overflow, &mut counts);
                 tally.merge(&counts.offset_by([head, row, start]));
             }
         }
@@ -314,7 +313,7 @@ unsafe fn load(cpu: Cpu, rows: &Int8Rows, piece: Piece, values: *const u8, wide:
     unsafe {
         let from = values.offset(rows.value_at(piece));
         let to = wide.as_mut_ptr().cast();
-        boxes::move_box_on(cpu, &mv, from, to, OnOverflow::Count, &mut counts);
+        boxes::move_box_on(cpu, &mv, from, to, OnOverflow::Count.into(), &mut counts);
     }
     if rows.value == Elem::F32 {
         // Nothing was converted, so nothing was counted.

@@ -37,7 +37,7 @@ fn decode(cpu: Cpu, rows: &Int8Rows, codes: &[i8], scales: &[f16], policy: OnOve
     let mut tally = Tally::default();
     let to = values.as_mut_ptr().cast();
     // SAFETY: the buffers span the box.
-    unsafe { decode_on(cpu, rows, codes.as_ptr(), scales.as_ptr().cast(), to, policy, &mut tally) };
+    unsafe { decode_on(cpu, rows, codes.as_ptr(), scales.as_ptr().cast(), to, policy.into(), &mut tally) };
     (values, tally)
 }
 
