@@ -78,10 +78,11 @@ fn lines(src: &[u8], dst: &mut [u8], len: usize) {
         src: Elem::U8,
         dst: Elem::U8,
     };
+    let writing = Writing { past_caches: true, ..Writing::default() };
     let mut unread = Tally::default();
     // SAFETY: both slices hold a line of `len` bytes, `dst` as many as there are, and a shared and an exclusive slice cannot
     // overlap.
-    unsafe { move_box(&mv, src.as_ptr(), dst.as_mut_ptr(), Writing::default(), &mut unread) };
+    unsafe { move_box(&mv, src.as_ptr(), dst.as_mut_ptr(), writing, &mut unread) };
 }
 
 /// Seconds that a libc memcpy takes from `src` to `dst`, which have the same length.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use kvbaton_kernels::{BoxMove, Elem, Memory, OnOverflow, Tally, Writing, move_box};
+use kvbaton_kernels::{BoxMove, Elem, OnOverflow, Tally, Writing, move_box};
 use kvbaton_layout::{DType, Part};
 use kvbaton_memory::is_resident;
 use kvbaton_plan::{CopyOp, CopyPlan, ZeroOp};
@@ -100,7 +100,8 @@ pub fn run(
     let tallies: Mutex<Vec<(Operation, Tally)>> = Mutex::new(Vec::new());
 
     let start = Instant::now();
-    let writing = Writing { on_overflow: options.on_overflow, memory: memory(plan, targets) };
+    let past_caches = plan.bytes_written() >= PAST_CACHES_FROM && !is_new(plan, targets);
+    let writing = Writing { on_overflow: options.on_overflow, past_caches };
     for zero in plan.zeros() {
         zero_box(zero, targets);
     }
@@ -202,24 +203,28 @@ impl Operation {
     }
 }
 
+/// Bytes from which targets are written past the caches: a decoder's next step reads them after weights and other layers, and
+/// finds no more than this in a near cache.
+const PAST_CACHES_FROM: usize = 1 << 20;
+
 /// Bytes of a plan for each place of its targets that is asked whether its page exists, and the most of such places: asking
 /// must cost nothing beside the copy.
 const BYTES_A_PROBE: usize = 1 << 20;
 const MOST_PROBES: usize = 8;
 
-/// Whether what `plan` writes was written before: what most of some places say, spread over its operations.
-fn memory(plan: &CopyPlan, targets: &[&mut [u8]]) -> Memory {
+/// Whether what `plan` writes was never written before: what most of some places say, spread over its operations.
+fn is_new(plan: &CopyPlan, targets: &[&mut [u8]]) -> bool {
     let boxes = plan.ops().iter().map(|op| (&op.dst, op.extents));
     let rows = plan.coded().iter().map(|op| (&op.dst.elements, [op.heads.len(), op.row_count(), 1]));
     let places: Vec<_> = boxes.chain(rows).collect();
     let probes = MOST_PROBES.min(plan.bytes_written() / BYTES_A_PROBE).min(places.len());
-    let is_new = |probe: usize| {
+    let missing = |&probe: &usize| {
         let (place, extents) = places[probe * places.len() / probes];
         // The middle: the page of a box's first byte may hold its neighbour's last.
         let middle: usize = (0..3).map(|axis| extents[axis] / 2 * place.strides_bytes[axis]).sum();
         is_resident(targets[place.tensor], place.offset_bytes + middle) == Some(false)
     };
-    if 2 * (0..probes).filter(|&probe| is_new(probe)).count() > probes { Memory::New } else { Memory::Used }
+    2 * (0..probes).filter(missing).count() > probes
 }
 
 /// The start of a target buffer, shared by the threads that fill it.
@@ -323,10 +328,10 @@ mod tests {
         let mut buffers: Vec<Buffer> = tensors.iter().map(|t| Buffer::zeroed(t.len_bytes)).collect();
         let seen = |buffers: &mut [Buffer]| {
             let targets: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut **b).collect();
-            memory(&plan, &targets)
+            is_new(&plan, &targets)
         };
-        assert_eq!(seen(&mut buffers), Memory::New);
+        assert!(seen(&mut buffers));
         buffers.iter_mut().for_each(|b| b.fill(0));
-        assert_eq!(seen(&mut buffers), Memory::Used);
+        assert!(!seen(&mut buffers));
     }
 }

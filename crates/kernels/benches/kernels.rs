@@ -9,10 +9,15 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kvbaton_kernels::{Affine, BoxMove, Elem, Tally, Writing, affine_dequantize, affine_quantize, move_box};
+use kvbaton_kernels::{
+    Affine, BoxMove, Elem, OnOverflow, Tally, Writing, affine_dequantize, affine_quantize, move_box,
+};
 
 const ROWS: usize = 4096;
 const LANES: usize = 128;
+
+/// As a large hand-off into used memory writes.
+const WRITING: Writing = Writing { on_overflow: OnOverflow::Error, past_caches: true };
 
 /// A box of one head; `src` and `dst` are encodings and strides of row and lane, in elements.
 fn one_head(src: (Elem, [usize; 2]), dst: (Elem, [usize; 2])) -> BoxMove {
@@ -51,7 +56,7 @@ fn moves(criterion: &mut Criterion) {
                 let mut tally = Tally::default();
                 let (from, to) = (black_box(src.as_ptr()), dst.as_mut_ptr());
                 // SAFETY: both buffers span the box, whose widest row is 160 elements of 4 bytes.
-                unsafe { move_box(&mv, from, to, Writing::default(), &mut tally) };
+                unsafe { move_box(&mv, from, to, WRITING, &mut tally) };
                 assert!(tally.is_clean(), "the source holds small values");
             });
         });

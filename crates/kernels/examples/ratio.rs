@@ -12,8 +12,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kvbaton_kernels::{
-    Affine, BoxMove, Elem, Int8Rows, ScalePer, Tally, Writing, affine_dequantize, affine_quantize,
-    int8_decode, int8_encode, move_box,
+    Affine, BoxMove, Elem, Int8Rows, OnOverflow, ScalePer, Tally, Writing, affine_dequantize,
+    affine_quantize, int8_decode, int8_encode, move_box,
 };
 
 /// A case: the box for a number of tokens, and the bytes it spans on either side.
@@ -26,6 +26,9 @@ struct Case {
 
 const HEADS: usize = 8;
 const LANES: usize = 128;
+
+/// As a large hand-off into used memory writes.
+const WRITING: Writing = Writing { on_overflow: OnOverflow::Error, past_caches: true };
 
 /// A box of 8 heads and 128 lanes; strides for `[head, row, lane]` in elements.
 fn case(name: &'static str, rows: usize, src: (Elem, [usize; 3]), dst: (Elem, [usize; 3])) -> Case {
@@ -155,7 +158,7 @@ fn moves(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
             let mut tally = Tally::default();
             let (src, dst) = (src.at(first * mv.src_strides[0]), dst.at(first * mv.dst_strides[0]));
             // SAFETY: the buffers span the box; each thread has heads of its own.
-            unsafe { move_box(&mv, src, dst, Writing::default(), &mut tally) };
+            unsafe { move_box(&mv, src, dst, WRITING, &mut tally) };
             assert!(tally.is_clean(), "the source holds small values");
         };
         Work { name: case.name, moved, run: Box::new(run) }
@@ -186,7 +189,7 @@ fn int8(rows: usize, threads: usize) -> impl Iterator<Item = Work<'static>> {
             // SAFETY: the buffers span the box; each thread has heads of its own.
             unsafe {
                 if decode {
-                    int8_decode(&shape, codes, scales, values, Writing::default(), &mut tally);
+                    int8_decode(&shape, codes, scales, values, WRITING, &mut tally);
                 } else {
                     int8_encode(&shape, values, codes, scales, &mut tally);
                 }

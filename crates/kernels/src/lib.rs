@@ -21,4 +21,4 @@ pub use boxes::{BoxMove, move_box, scan_box};
 pub use elem::Elem;
 pub use int8::{Int8Rows, ScalePer, int8_decode, int8_encode};
 pub use tally::{OnOverflow, Tally};
-pub use writing::{Memory, Writing};
+pub use writing::Writing;

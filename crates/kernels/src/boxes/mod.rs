@@ -111,7 +111,7 @@ struct Job<'a> {
 impl Job<'_> {
     /// Whether the destination is written past the caches.
     fn stream(&self) -> bool {
-        self.writing.past_caches(self.cpu, self.mv.elements() * self.mv.dst.bytes())
+        self.writing.past_caches && self.cpu.can_stream()
     }
 
     /// Whether lines at these strides of the destination, `line` bytes long, are whole cache lines.

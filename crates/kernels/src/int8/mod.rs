@@ -173,7 +173,7 @@ unsafe fn decode_on(
     tally: &mut Tally,
 ) {
     rows.check();
-    let stream = writing.past_caches(cpu, rows.extents.iter().product::<usize>() * rows.value.bytes());
+    let stream = writing.past_caches && cpu.can_stream();
     let mut factors = [0_f32; PIECE];
     for piece in rows.pieces() {
         let Piece { head, row, start, lanes, .. } = piece;
