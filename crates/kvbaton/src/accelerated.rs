@@ -107,7 +107,7 @@ impl<R: Runtime> RuntimePrefill<R> {
         step: &Step,
         tokens: &[u32],
         past: &[(String, Array)],
-    ) -> Result<Vec<(String, ArrayInfo, Vec<u8>)>, Error> {
+    ) -> Result<Vec<(String, ArrayInfo, Bytes)>, Error> {
         let types: Vec<(String, TensorType)> = self.programs[&step.function]
             .inputs
             .iter()
@@ -299,11 +299,11 @@ fn tensor_type(element: Element, shape: &[usize]) -> TensorType {
     TensorType { dtype: data_type_of(element), shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
 }
 
-fn packed(name: String, array: &Array) -> Result<(String, ArrayInfo, Vec<u8>), Error> {
+fn packed(name: String, array: &Array) -> Result<(String, ArrayInfo, Bytes), Error> {
     let element = element_of(array.dtype()).ok_or_else(|| {
         Error::new(ErrorKind::Program, format!("the input `{name}` has elements of type {}", array.dtype()))
     })?;
-    Ok((name, ArrayInfo::packed(element, array.shape()), array.bytes().to_vec()))
+    Ok((name, ArrayInfo::packed(element, array.shape()), array.bytes().clone()))
 }
 
 /// An output as a cache tensor, if its type is one that caches have; what is worth knowing of it goes to `notes`.

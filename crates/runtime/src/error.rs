@@ -1,6 +1,7 @@
 //! What can go wrong with a runtime.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvbaton_memory::IllegalMove;
 
@@ -29,12 +30,12 @@ pub enum RuntimeError {
         have: (u32, u32),
     },
     /// The runtime did not answer in time.
-    #[error("{call} did not return within {seconds} s")]
+    #[error("{call} did not return within {} s", limit.as_secs_f64())]
     TimedOut {
         /// What was called.
         call: Call,
         /// How long was waited.
-        seconds: u64,
+        limit: Duration,
     },
     /// Calls that never returned have used up the threads that may be given up.
     #[error("{abandoned} calls have not returned; no further thread is started")]

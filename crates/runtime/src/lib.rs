@@ -22,7 +22,7 @@ mod worker;
 
 pub use api::{ArrayInfo, Call, Element, LoadConfig, Memory, Operation, Runtime, System};
 pub use backings::{Counts, Output};
-pub use compile_cache::CompileCache;
+pub use compile_cache::{CompileCache, Compiled};
 pub use compiled::{CompiledFeature, CompiledFunction, CompiledModel, is_compiled};
 pub use compute_plan::{PlanSummary, Share};
 pub use error::RuntimeError;

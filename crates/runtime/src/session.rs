@@ -5,18 +5,19 @@
 //! exceeds its limit, the thread is abandoned with all that it holds, and the next call gets a new one. The buffers
 //! that the lost prediction had are lost with it, never used again.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use kvbaton_memory::Book;
+use kvbaton_memory::{Book, Bytes};
 use serde::Serialize;
 
 use crate::worker::{InputValues, WantedOutput, Worker};
 use crate::{
-    ArrayInfo, Call, CompileCache, CompiledFeature, Counts, LoadConfig, Output, PlanSummary, Runtime,
-    RuntimeError, Units,
+    ArrayInfo, Call, CompileCache, Compiled, CompiledFeature, Counts, LoadConfig, Output, PlanSummary,
+    Runtime, RuntimeError, Units,
 };
 
 /// Threads that may be lost before no further one is started.
@@ -32,8 +33,21 @@ pub struct Patience {
     pub compile: Duration,
     /// Loading a model, the Neural Engine's compilation included.
     pub load: Duration,
-    /// One prediction.
+    /// One prediction, and every call on a state.
     pub predict: Duration,
+}
+
+impl Patience {
+    /// The usual limits, but for those of loading and of predicting that somebody chose. Who waits longer for a model to
+    /// be loaded waits as long for its package to be compiled.
+    pub fn chosen(load: Option<Duration>, predict: Option<Duration>) -> Patience {
+        let usual = Patience::default();
+        Patience {
+            compile: load.map_or(usual.compile, |load| load.max(usual.compile)),
+            load: load.unwrap_or(usual.load),
+            predict: predict.unwrap_or(usual.predict),
+        }
+    }
 }
 
 impl Default for Patience {
@@ -66,7 +80,9 @@ pub struct Session<R: Runtime> {
     launch: Arc<dyn Fn() -> R + Send + Sync>,
     worker: Option<mpsc::Sender<Job<R>>>,
     abandoned: usize,
-    loaded: Vec<(PathBuf, LoadConfig)>,
+    /// By package.
+    compiled: BTreeMap<PathBuf, Compiled>,
+    loaded: Vec<(Compiled, LoadConfig)>,
     states: u64,
     book: Book,
     patience: Patience,
@@ -81,6 +97,7 @@ impl<R: Runtime> Session<R> {
             launch: Arc::new(launch),
             worker: None,
             abandoned: 0,
+            compiled: BTreeMap::new(),
             loaded: Vec::new(),
             states: 0,
             book: Book::default(),
@@ -151,29 +168,40 @@ impl<R: Runtime> Session<R> {
         Err(last.unwrap_or_else(|| RuntimeError::failed(Call::Load, "no compute units were tried")))
     }
 
-    fn compile(&mut self, path: &Path) -> Result<PathBuf, RuntimeError> {
-        let (path, cache) = (path.to_owned(), self.cache.clone());
-        self.call(Call::Compile, self.patience.compile, move |w| w.compile(&path, cache.as_ref()))
+    fn compile(&mut self, path: &Path) -> Result<Compiled, RuntimeError> {
+        if let Some(known) = self.compiled.get(path).filter(|c| c.path().is_dir()) {
+            return Ok(known.clone());
+        }
+        let (package, cache) = (path.to_owned(), self.cache.clone());
+        let limit = self.patience.compile;
+        let compiled = self.call(Call::Compile, limit, move |w| w.compile(&package, cache.as_ref()))?;
+        self.compiled.insert(path.to_owned(), compiled.clone());
+        Ok(compiled)
     }
 
     fn load_as(
         &mut self,
-        compiled: &Path,
+        compiled: &Compiled,
         function: Option<&str>,
         units: Units,
     ) -> Result<LoadConfig, RuntimeError> {
-        let (path, name) = (compiled.to_owned(), function.map(str::to_owned));
+        let (from, name) = (compiled.clone(), function.map(str::to_owned));
         let config =
-            self.call(Call::Load, self.patience.load, move |w| w.load(&path, name.as_deref(), units))?;
+            self.call(Call::Load, self.patience.load, move |w| w.load(from.path(), name.as_deref(), units))?;
         self.loaded.retain(|(_, c)| c.function != config.function);
-        self.loaded.push((compiled.to_owned(), config.clone()));
+        self.loaded.push((compiled.clone(), config.clone()));
         Ok(config)
     }
 
     /// A plan is worth a warning, never a failure.
-    fn plan(&mut self, compiled: &Path, config: &LoadConfig, notes: &mut Vec<String>) -> Option<PlanSummary> {
-        let (path, what) = (compiled.to_owned(), config.clone());
-        match self.call(Call::Plan, self.patience.load, move |w| w.plan(&path, &what)) {
+    fn plan(
+        &mut self,
+        compiled: &Compiled,
+        config: &LoadConfig,
+        notes: &mut Vec<String>,
+    ) -> Option<PlanSummary> {
+        let (from, what) = (compiled.clone(), config.clone());
+        match self.call(Call::Plan, self.patience.load, move |w| w.plan(from.path(), &what)) {
             Ok(plan) => {
                 notes.extend(plan.warning(config.units));
                 Some(plan)
@@ -185,7 +213,8 @@ impl<R: Runtime> Session<R> {
         }
     }
 
-    /// Runs a loaded function with packed inputs, and lends the outputs that are wanted.
+    /// Runs a loaded function with packed inputs, and lends the outputs that are wanted. The inputs' bytes are read on the
+    /// session's thread, and let go of before this returns, unless the prediction hangs.
     ///
     /// # Errors
     ///
@@ -194,7 +223,7 @@ impl<R: Runtime> Session<R> {
     pub fn predict(
         &mut self,
         function: Option<&str>,
-        inputs: Vec<(String, ArrayInfo, Vec<u8>)>,
+        inputs: Vec<(String, ArrayInfo, Bytes)>,
         outputs: &[CompiledFeature],
     ) -> Result<Vec<Output>, RuntimeError> {
         self.predict_on(function, None, inputs, outputs)
@@ -209,7 +238,7 @@ impl<R: Runtime> Session<R> {
         &mut self,
         function: Option<&str>,
         state: StateId,
-        inputs: Vec<(String, ArrayInfo, Vec<u8>)>,
+        inputs: Vec<(String, ArrayInfo, Bytes)>,
         outputs: &[CompiledFeature],
     ) -> Result<Vec<Output>, RuntimeError> {
         self.predict_on(function, Some(state), inputs, outputs)
@@ -219,7 +248,7 @@ impl<R: Runtime> Session<R> {
         &mut self,
         function: Option<&str>,
         state: Option<StateId>,
-        inputs: Vec<(String, ArrayInfo, Vec<u8>)>,
+        inputs: Vec<(String, ArrayInfo, Bytes)>,
         outputs: &[CompiledFeature],
     ) -> Result<Vec<Output>, RuntimeError> {
         let function = function.unwrap_or_default().to_owned();
@@ -346,7 +375,7 @@ impl<R: Runtime> Session<R> {
                     self.worker = None;
                     self.abandoned += 1;
                     self.book.lose();
-                    return Err(RuntimeError::TimedOut { call, seconds: limit.as_secs() });
+                    return Err(RuntimeError::TimedOut { call, limit });
                 }
             }
         }

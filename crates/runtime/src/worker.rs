@@ -1,13 +1,13 @@
 //! The thread's side of a session: models, buffers, and the order in which a prediction goes about them.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvbaton_memory::{Book, Bytes, Custody, Move, Turn};
 
 use crate::{
-    ArrayInfo, Call, CompileCache, Element, LoadConfig, Memory, Output, PlanSummary, Runtime, RuntimeError,
-    StateId, Units, choose_memory, is_compiled,
+    ArrayInfo, Call, CompileCache, Compiled, Element, LoadConfig, Memory, Output, PlanSummary, Runtime,
+    RuntimeError, StateId, Units, choose_memory, is_compiled,
 };
 
 /// Packed values for an input.
@@ -15,7 +15,7 @@ use crate::{
 pub(crate) struct InputValues {
     pub(crate) name: String,
     pub(crate) info: ArrayInfo,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Bytes,
 }
 
 /// An output that is wanted.
@@ -37,7 +37,6 @@ struct Held<A> {
 pub(crate) struct Worker<R: Runtime> {
     pub(crate) runtime: R,
     book: Book,
-    compiled: BTreeMap<PathBuf, PathBuf>,
     models: BTreeMap<String, R::Model>,
     held: BTreeMap<(String, String), Held<R::Array>>,
     /// States that can be trusted. One that a call takes comes back when that call has succeeded.
@@ -46,36 +45,24 @@ pub(crate) struct Worker<R: Runtime> {
 
 impl<R: Runtime> Worker<R> {
     pub(crate) fn new(runtime: R, book: Book) -> Worker<R> {
-        Worker {
-            runtime,
-            book,
-            compiled: BTreeMap::new(),
-            models: BTreeMap::new(),
-            held: BTreeMap::new(),
-            states: BTreeMap::new(),
-        }
+        Worker { runtime, book, models: BTreeMap::new(), held: BTreeMap::new(), states: BTreeMap::new() }
     }
 
-    /// The compiled form of `path`: itself, or the cache's copy.
+    /// The compiled form of `path`: itself, the cache's copy, or one that goes with whoever uses it.
     pub(crate) fn compile(
         &mut self,
         path: &Path,
         cache: Option<&CompileCache>,
-    ) -> Result<PathBuf, RuntimeError> {
+    ) -> Result<Compiled, RuntimeError> {
         if is_compiled(path) {
-            return Ok(path.to_owned());
-        }
-        if let Some(known) = self.compiled.get(path).filter(|k| k.is_dir()) {
-            return Ok(known.clone());
+            return Ok(Compiled::given(path));
         }
         let system = self.runtime.system();
         system.require("compiling a package", (13, 0))?;
-        let compiled = match cache {
-            Some(cache) => cache.compiled(path, &system, |p| self.runtime.compile(p))?,
-            None => self.runtime.compile(path)?,
-        };
-        self.compiled.insert(path.to_owned(), compiled.clone());
-        Ok(compiled)
+        match cache {
+            Some(cache) => cache.compiled(path, &system, |p| self.runtime.compile(p)),
+            None => self.runtime.compile(path).map(Compiled::temporary),
+        }
     }
 
     pub(crate) fn load(

@@ -17,7 +17,9 @@ use kvbaton_runtime::fake::{self, FakeRuntime, Tally};
 use kvbaton_runtime::{ArrayInfo, CompiledFeature, Element, Output, RuntimeError, Session, SurfaceLimits};
 
 use crate::prefill::{ChunkSink, choose_function};
-use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Tensor};
+use crate::{
+    Bytes, CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Tensor,
+};
 
 pub use executed::executed;
 pub use kvbaton_runtime::fake::element;
@@ -263,13 +265,13 @@ impl Prefill for FakePrefill {
 }
 
 /// What the runtime's program takes: ids, the index of the last of them, and the position of the first.
-fn inputs(tokens: &[u32], first: usize, slots: usize) -> Vec<(String, ArrayInfo, Vec<u8>)> {
+fn inputs(tokens: &[u32], first: usize, slots: usize) -> Vec<(String, ArrayInfo, Bytes)> {
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let input = |name: &str, shape: &[usize], values: &[u32]| {
         let mut bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let info = ArrayInfo::packed(Element::Int32, shape);
         bytes.resize(info.len_bytes, 0);
-        (name.to_owned(), info, bytes)
+        (name.to_owned(), info, Bytes::new(bytes))
     };
     vec![
         input("input_ids", &[1, slots], tokens),

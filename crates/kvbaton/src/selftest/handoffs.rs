@@ -46,6 +46,7 @@ pub(super) fn injected_failures(what: &Selftest, packages: &Packages, probes: &m
         let counted = tally.clone();
         let habits = Habits { fails_percent: 10, seed: 1, row_align_bytes: 64, ..Habits::default() };
         let session = Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()));
+        let session = packages.session(session);
         let mut engine = RuntimePrefill::open(session, &packages.prefill, None, Stated::default())?;
         while engine.prepare(1).is_err() {}
         let (mut done, mut failures) = (0usize, 0usize);

@@ -159,7 +159,8 @@ impl<'a> Probes<'a> {
 ///
 /// # Errors
 ///
-/// When the packages that it carries cannot be unpacked. A probe that fails is in the report, not an error.
+/// When the packages that it carries cannot be unpacked. A probe that fails is in the report, not an error. What was
+/// unpacked, and compiled, is gone when this returns.
 pub fn selftest(what: &Selftest, probes: &mut Probes<'_>) -> Result<(), Error> {
     let packages = Packages::unpack()?;
     let package = what.package.as_ref().unwrap_or(&packages.prefill);

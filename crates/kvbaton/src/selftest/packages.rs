@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use kvbaton_runtime::{CompileCache, Compiled, Runtime, RuntimeError, Session};
+
 use crate::{Error, ErrorKind};
 
 /// A package's files: path inside it, contents.
@@ -31,15 +33,16 @@ const DECODE: Files = package!(
     "Data/com.apple.CoreML/weights/weight.bin"
 );
 
-/// The packages, unpacked into a temporary folder that goes with this value.
+/// The packages, unpacked into a temporary folder that goes with this value, and all that is compiled of them.
 pub(super) struct Packages {
     _folder: tempfile::TempDir,
+    compiled: CompileCache,
     /// Doubles arrays with rows of 64, 100 and 200 elements.
-    pub(super) double: PathBuf,
+    pub(super) double: Miniature,
     /// Adds an array to a state.
-    pub(super) sum: PathBuf,
+    pub(super) sum: Miniature,
     /// Adds an array to a state, in functions `rows_of_64`, `rows_of_96` and `rows_of_100`.
-    pub(super) sides: PathBuf,
+    pub(super) sides: Miniature,
     /// A prefill in miniature, of 8 and of 16 tokens.
     pub(super) prefill: PathBuf,
     /// The same model decoding, its cache of 32 rows in states.
@@ -59,12 +62,34 @@ impl Packages {
             }
             Ok::<_, Error>(package)
         };
-        let double = write("double.mlpackage", DOUBLE)?;
-        let sum = write("sum.mlpackage", SUM)?;
-        let sides = write("sides.mlpackage", SIDES)?;
+        let compiled = CompileCache::new(folder.path().join("compiled"));
+        let miniature = |path: PathBuf| Miniature { path, compiled: compiled.clone() };
+        let double = miniature(write("double.mlpackage", DOUBLE)?);
+        let sum = miniature(write("sum.mlpackage", SUM)?);
+        let sides = miniature(write("sides.mlpackage", SIDES)?);
         let prefill = write("prefill.mlpackage", PREFILL)?;
         let decode = write("decode.mlpackage", DECODE)?;
-        Ok(Packages { _folder: folder, double, sum, sides, prefill, decode })
+        Ok(Packages { _folder: folder, compiled, double, sum, sides, prefill, decode })
+    }
+
+    /// A session for these packages: what it compiles goes with them.
+    pub(super) fn session<R: Runtime>(&self, session: Session<R>) -> Session<R> {
+        session.with_cache(self.compiled.clone())
+    }
+}
+
+/// A package that probes load by themselves, without a session around the runtime.
+#[derive(Clone)]
+pub(super) struct Miniature {
+    path: PathBuf,
+    compiled: CompileCache,
+}
+
+impl Miniature {
+    /// Its compiled form, which stays at least as long as the handle.
+    pub(super) fn compiled<R: Runtime>(&self, r: &mut R) -> Result<Compiled, RuntimeError> {
+        let system = r.system();
+        self.compiled.compiled(&self.path, &system, |package| r.compile(package))
     }
 }
 

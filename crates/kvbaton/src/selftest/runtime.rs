@@ -7,12 +7,12 @@ use half::f16;
 use kvbaton_layout::TensorInfo;
 use kvbaton_memory::WritableBytes;
 use kvbaton_runtime::{
-    ArrayInfo, Call, Element, LoadConfig, Memory, PlanSummary, Runtime, RuntimeError, Session, SurfaceLimits,
-    Units, choose_memory,
+    ArrayInfo, Call, Compiled, Element, LoadConfig, Memory, PlanSummary, Runtime, RuntimeError, Session,
+    SurfaceLimits, Units, choose_memory,
 };
 use serde_json::{Map, Value, json};
 
-use super::packages::Packages;
+use super::packages::{Miniature, Packages};
 use super::{Found, Probes, Selftest, failed, found};
 use crate::bench::resident_bytes;
 use crate::{
@@ -114,6 +114,7 @@ fn load_and_predict<R: Runtime>(
 ) -> Found {
     let path = what.package.as_ref().unwrap_or(&packages.prefill);
     let stated = what.stated.clone();
+    let session = if what.package.is_none() { packages.session(session) } else { session };
     let mut engine = RuntimePrefill::open(session, path, Some(units), stated.clone())?;
     let tokens = prompt(&engine);
     let start = Instant::now();
@@ -206,11 +207,13 @@ fn surface_sizes<R: Runtime>(session: &mut Session<R>, limits: SurfaceLimits) ->
     Ok(found)
 }
 
-/// Loads a package of one function, on the CPU and whatever the system prefers.
-fn open<R: Runtime>(r: &mut R, path: &Path) -> Result<R::Model, RuntimeError> {
-    let compiled = r.compile(path)?;
+/// Loads a package of one function, on the CPU and whatever the system prefers. What it was loaded from stays at least as
+/// long as the handle beside it.
+fn open<R: Runtime>(r: &mut R, package: &Miniature) -> Result<(Compiled, R::Model), RuntimeError> {
+    let compiled = package.compiled(r)?;
     let config = LoadConfig::for_system(Units::All, None, &r.system())?;
-    r.load(&compiled, &config)
+    let model = r.load(compiled.path(), &config)?;
+    Ok((compiled, model))
 }
 
 /// The shapes of `double`'s arrays.
@@ -238,8 +241,8 @@ fn backings<R: Runtime>(r: &mut R, memory: Memory) -> Result<Vec<(String, R::Arr
 }
 
 /// How rows are padded: of surfaces, of heap memory, and of what a prediction returns into each.
-fn row_strides<R: Runtime>(r: &mut R, double: &Path) -> Result<Map<String, Value>, RuntimeError> {
-    let mut model = open(r, double)?;
+fn row_strides<R: Runtime>(r: &mut R, double: &Miniature) -> Result<Map<String, Value>, RuntimeError> {
+    let (_compiled, mut model) = open(r, double)?;
     let mut found = Map::new();
     for memory in [Memory::Surface, Memory::Heap] {
         let inputs = inputs(r)?;
@@ -264,8 +267,8 @@ fn row_strides<R: Runtime>(r: &mut R, double: &Path) -> Result<Map<String, Value
 }
 
 /// What the runtime does with a backing that is locked, and with one that it has read: sources disagree.
-fn locked_and_input<R: Runtime>(r: &mut R, double: &Path) -> Result<Map<String, Value>, RuntimeError> {
-    let mut model = open(r, double)?;
+fn locked_and_input<R: Runtime>(r: &mut R, double: &Miniature) -> Result<Map<String, Value>, RuntimeError> {
+    let (_compiled, mut model) = open(r, double)?;
     let mut found = Map::new();
     for memory in [Memory::Surface, Memory::Heap] {
         let label = if memory == Memory::Surface { "surface" } else { "heap" };
@@ -324,10 +327,10 @@ pub(super) const WRITTEN: usize = SHAPES[0].1[0] * SHAPES[0].1[1];
 /// this returns, the runtime has let go of the memory.
 pub(super) fn doubled_into<R: Runtime>(
     r: &mut R,
-    double: &Path,
+    double: &Miniature,
     memory: WritableBytes,
 ) -> Result<bool, RuntimeError> {
-    let mut model = open(r, double)?;
+    let (_compiled, mut model) = open(r, double)?;
     let mut proposed = backings(r, Memory::Heap)?;
     let shape = SHAPES[0].1;
     proposed[0].1 = r.backing_on(Element::Float16, &shape, memory)?;
@@ -342,8 +345,8 @@ pub(super) fn doubled_into<R: Runtime>(
 }
 
 /// Whether a state starts at zero, adds up, shows what was written to it, and where it lies.
-fn states<R: Runtime>(r: &mut R, sum: &Path) -> Result<Map<String, Value>, RuntimeError> {
-    let mut model = open(r, sum)?;
+fn states<R: Runtime>(r: &mut R, sum: &Miniature) -> Result<Map<String, Value>, RuntimeError> {
+    let (_compiled, mut model) = open(r, sum)?;
     let mut state = r.new_state(&mut model)?;
     let shape = SHAPES[0].1;
     let read = |r: &mut R, state: &mut R::State| {
@@ -376,13 +379,13 @@ fn states<R: Runtime>(r: &mut R, sum: &Path) -> Result<Map<String, Value>, Runti
 
 /// What becomes of states whose rows are a power of two, a multiple of 32, and neither, where the Neural Engine may run
 /// them; sources disagree on what it takes.
-fn sides_of_states<R: Runtime>(r: &mut R, package: &Path) -> Result<Map<String, Value>, RuntimeError> {
-    let compiled = r.compile(package)?;
+fn sides_of_states<R: Runtime>(r: &mut R, package: &Miniature) -> Result<Map<String, Value>, RuntimeError> {
+    let compiled = package.compiled(r)?;
     let mut found = Map::new();
     for side in [64, 96, 100] {
         let config = LoadConfig::for_system(Units::CpuAndNe, Some(&format!("rows_of_{side}")), &r.system())?;
-        let outcome = sums_twice(r, &compiled, &config, [4, side]);
-        let share = r.plan(&compiled, &config).ok().map(|plan| PlanSummary::of(&plan).share("ne"));
+        let outcome = sums_twice(r, compiled.path(), &config, [4, side]);
+        let share = r.plan(compiled.path(), &config).ok().map(|plan| PlanSummary::of(&plan).share("ne"));
         let outcome = match outcome {
             Ok(true) => "works".to_owned(),
             Ok(false) => "wrong values".to_owned(),
@@ -415,6 +418,7 @@ fn sums_twice<R: Runtime>(
 /// Both legs on the runtime: a prefill's cache goes into states, and the tokens after it are the executor's.
 fn decode_with_states<R: Runtime>(session: &impl Fn() -> Session<R>, packages: &Packages) -> Found {
     const STEPS: usize = 12;
+    let session = || packages.session(session());
     let mut prefill = RuntimePrefill::open(session(), &packages.prefill, None, Stated::default())?;
     let mut engine = RuntimeDecode::open(session(), &packages.decode, None)?;
     let mut executor = CpuDecode::open(&packages.decode, &CpuOptions::with_threads(1))?;
@@ -448,6 +452,7 @@ fn decode_with_states<R: Runtime>(session: &impl Fn() -> Session<R>, packages: &
 
 /// Prefill after prefill, each cache read and dropped: buffers, memory and values stay as they were.
 fn hand_offs_in_a_row<R: Runtime>(session: Session<R>, what: &Selftest, packages: &Packages) -> Found {
+    let session = packages.session(session);
     let mut engine = RuntimePrefill::open(session, &packages.prefill, None, Stated::default())?;
     let tokens = prompt(&engine);
     let first = engine.prefill(&tokens)?;

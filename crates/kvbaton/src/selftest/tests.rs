@@ -90,3 +90,24 @@ fn a_probe_that_ends_the_process_is_named_in_what_is_left() {
         Ok(Map::new())
     });
 }
+
+#[test]
+fn what_is_compiled_of_the_miniatures_goes_with_them() {
+    let tally = Arc::new(Tally::default());
+    let session = || {
+        let counted = tally.clone();
+        let programs = executed(1);
+        Session::new(move || FakeRuntime::new(Habits::default(), counted.clone()).computing(programs.clone()))
+    };
+    let packages = Packages::unpack().unwrap();
+    let folder = packages.prefill.parent().unwrap().to_owned();
+    let mut progress = |_: &[Probe], _: &str, _: &str| {};
+    let mut probes = Probes::new(&mut progress);
+    runtime::probe("fake", session, &Selftest { rounds: 2, ..small() }, &packages, &mut probes);
+    assert_eq!(probes.report(None).verdict, "pass");
+    drop(packages);
+    // Five packages were compiled, each of them once, by whichever probe came first.
+    let compiled = tally.compiled_to.lock().unwrap();
+    assert_eq!(compiled.len(), 5);
+    assert!(!folder.exists() && compiled.iter().all(|path| !path.exists()), "{compiled:?}");
+}

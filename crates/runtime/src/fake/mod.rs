@@ -8,14 +8,16 @@
 
 mod program;
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvbaton_layout::CacheSpec;
 use kvbaton_memory::{Buffer, Bytes, Leased, ReadLease, WritableBytes};
 
+use crate::compile_cache::copy_folder;
 use crate::{
     ArrayInfo, Call, CompiledFeature, CompiledFunction, Element, LoadConfig, Memory, Operation, Runtime,
     RuntimeError, SurfaceLimits, System, Units,
@@ -122,8 +124,8 @@ pub struct Tally {
     pub states: AtomicUsize,
     /// Broken rules: a locked buffer proposed, or one that was an input.
     pub violations: AtomicUsize,
-    /// Compilations so far.
-    pub compilations: AtomicUsize,
+    /// Where it compiled packages to.
+    pub compiled_to: Mutex<Vec<PathBuf>>,
 }
 
 /// The runtime.
@@ -334,8 +336,9 @@ impl Runtime for FakeRuntime {
 
     fn compile(&mut self, package: &Path) -> Result<PathBuf, RuntimeError> {
         self.enter(Call::Compile)?;
-        self.tally.compilations.fetch_add(1, Ordering::SeqCst);
-        Ok(package.to_owned())
+        let copy = compiled_copy(package).map_err(|e| RuntimeError::failed(Call::Compile, e.to_string()))?;
+        self.tally.compiled_to.lock().unwrap_or_else(|e| e.into_inner()).push(copy.clone());
+        Ok(copy)
     }
 
     fn load(&mut self, compiled: &Path, config: &LoadConfig) -> Result<FakeModel, RuntimeError> {
@@ -485,6 +488,15 @@ impl Runtime for FakeRuntime {
         write(info, buffer);
         Ok(())
     }
+}
+
+/// What compiling leaves: a folder of its own, which is the caller's from then on. It holds what the package does.
+fn compiled_copy(package: &Path) -> io::Result<PathBuf> {
+    let folder = tempfile::Builder::new().prefix("kvbaton-fake-").suffix(".mlmodelc").tempdir()?;
+    if package.is_dir() {
+        copy_folder(package, folder.path())?;
+    }
+    Ok(folder.keep())
 }
 
 /// A well-mixed function of its argument (splitmix64).
