@@ -37,6 +37,7 @@ class NativePrefill:
         engine: str | None = None,
         compute_units: str | None = None,
         engine_timeout: float | None = None,
+        prediction_timeout: float | None = None,
         numerics: str = "f16-storage",
         weights: str = "resident",
         max_memory: int | None = None,
@@ -55,6 +56,21 @@ class NativePrefill:
         fails_after_pieces: int | None,
         panics: bool,
         token_seconds: float,
+    ) -> NativePrefill: ...
+    @staticmethod
+    def on_fake(
+        path: str | PathLike[str],
+        compute_units: str | None,
+        engine_timeout: float | None,
+        prediction_timeout: float | None,
+        layout: str | None,
+        model_json: str | None,
+        row_align_bytes: int,
+        ignores_backings: bool,
+        fails_at: list[int],
+        hangs_at: list[int],
+        hangs_loading: list[str],
+        hang_seconds: float,
     ) -> NativePrefill: ...
     @property
     def engine(self) -> str: ...
@@ -87,6 +103,7 @@ class NativeDecode:
         engine: str | None = None,
         compute_units: str | None = None,
         engine_timeout: float | None = None,
+        prediction_timeout: float | None = None,
     ) -> None: ...
     @property
     def engine(self) -> str: ...

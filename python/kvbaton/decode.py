@@ -33,19 +33,20 @@ class Decode:
         engine: str | None = None,
         compute_units: str | None = None,
         engine_timeout: float | None = None,
+        prediction_timeout: float | None = None,
     ) -> None:
         """Opens ``package`` and loads it. ``threads`` 0 takes all cores.
 
         ``engine`` is ``coreml`` on a Mac and ``cpu`` elsewhere, unless it is named. ``compute_units`` (``all``,
-        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``) and ``engine_timeout``, the seconds that loading may take, are
-        Core ML's.
+        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``), ``engine_timeout``, the seconds that loading may
+        take, and ``prediction_timeout``, those that a step may take, are Core ML's.
 
         Raises:
             UnavailableError: the engine is not of this system, or the system has no states.
             UsageError: the options are another engine's.
         """
         self._native = _native.NativeDecode(
-            os.fspath(package), threads, engine, compute_units, engine_timeout
+            os.fspath(package), threads, engine, compute_units, engine_timeout, prediction_timeout
         )
         self._threads = threads
 

@@ -30,10 +30,11 @@ class PrefillResult:
 
 
 class Prefill:
-    """A Core ML prefill package, ready to run.
+    """A Core ML prefill package, or a chain of them, ready to run.
 
     Runs on Core ML on a Mac, on kvbaton's CPU executor elsewhere. The package (``.mlpackage``; on a Mac also a
     compiled ``.mlmodelc``) must state its cache, as those made by ``kvbaton export`` do, or the caller must say it.
+    A chain is named by its ``chain.toml`` or its folder; all its packages run on one engine.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Prefill:
         engine: str | None = None,
         compute_units: str | None = None,
         engine_timeout: float | None = None,
+        prediction_timeout: float | None = None,
         numerics: Literal["f32", "f16-storage", "f16-accumulate"] = "f16-storage",
         weights: Literal["resident", "streamed"] = "resident",
         max_memory: int | None = None,
@@ -55,7 +57,8 @@ class Prefill:
         ``engine`` is ``coreml`` or ``cpu`` where the system's own is not wanted. ``compute_units`` say where Core
         ML may run it: ``all``, ``cpu-and-ne``, ``cpu-and-gpu`` or ``cpu``; left out, all are tried first and fewer
         when that fails, which the report says. ``engine_timeout`` is how many seconds Core ML may take to load a
-        function, its compilation for the Neural Engine included.
+        function, its compilation for the Neural Engine included (1200 if left out), ``prediction_timeout`` how many
+        one prediction may take (300).
 
         The others are the CPU executor's. ``threads`` 0 takes all cores. ``numerics`` says what it rounds to fp16:
         nothing (``f32``), every result of the program's fp16 operations (``f16-storage``), or their sums as they
@@ -72,18 +75,18 @@ class Prefill:
             UnavailableError: the engine is not of this system.
             UsageError: an option is not one of those, or belongs to the other engine.
         """
-        facts = None if model is None else json.dumps(_describe(model))
         self._native = _native.NativePrefill(
             os.fspath(package),
             threads,
             engine,
             compute_units,
             engine_timeout,
+            prediction_timeout,
             numerics,
             weights,
             max_memory,
             layout,
-            facts,
+            _facts(model),
         )
 
     @classmethod
@@ -95,7 +98,7 @@ class Prefill:
 
     @property
     def engine(self) -> str:
-        """``cpu`` or ``coreml``."""
+        """``cpu`` or ``coreml``; ``fake`` in tests."""
         return self._native.engine
 
     @property
@@ -132,3 +135,8 @@ class Prefill:
         cache = CacheView(view, values)
         cache.adoptable = True
         return PrefillResult(cache, values, PrefillReport.from_json(report))
+
+
+def _facts(model: str | os.PathLike[str] | None) -> str | None:
+    """What the folder that a package was made from says of its model, as JSON."""
+    return None if model is None else json.dumps(_describe(model))

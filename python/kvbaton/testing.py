@@ -1,14 +1,15 @@
-"""The fake engine: Core ML's habits on any machine, for tests of code that hands caches over."""
+"""Fake engines: Core ML's habits on any machine, for tests of code that hands caches over."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 from . import _native
-from .prefill import Prefill
+from .prefill import Prefill, _facts
 
-__all__ = ["FakePrefill", "element"]
+__all__ = ["FakeCoreML", "FakePrefill", "element"]
 
 
 class FakePrefill(Prefill):
@@ -53,6 +54,47 @@ class FakePrefill(Prefill):
             fails_after_pieces,
             panics,
             token_seconds,
+        )
+
+
+class FakeCoreML(Prefill):
+    """A package, or a chain of them, run as on Core ML: a fake in its place, and the executor behind that.
+
+    The arguments up to ``model`` are those of :class:`kvbaton.Prefill`, the others habits, as with
+    :class:`FakePrefill`. Each package of a chain has them for itself: of its predictions, counted from 0, those
+    in ``fails_at`` fail and those in ``hangs_at`` return after ``hang_seconds``, as does loading for the compute
+    units in ``hangs_loading``.
+    """
+
+    def __init__(
+        self,
+        package: str | os.PathLike[str],
+        *,
+        compute_units: str | None = None,
+        engine_timeout: float | None = None,
+        prediction_timeout: float | None = None,
+        layout: str | None = None,
+        model: str | os.PathLike[str] | None = None,
+        row_align_bytes: int = 0,
+        ignores_backings: bool = False,
+        fails_at: Sequence[int] = (),
+        hangs_at: Sequence[int] = (),
+        hangs_loading: Sequence[str] = (),
+        hang_seconds: float = 0.2,
+    ) -> None:
+        self._native = _native.NativePrefill.on_fake(
+            os.fspath(package),
+            compute_units,
+            engine_timeout,
+            prediction_timeout,
+            layout,
+            _facts(model),
+            row_align_bytes,
+            ignores_backings,
+            list(fails_at),
+            list(hangs_at),
+            list(hangs_loading),
+            hang_seconds,
         )
 
 

@@ -1,4 +1,5 @@
-"""Chains of packages: what is wrong in a chain file, and packages that state nothing, as ANEMLL's do not."""
+"""Chains of packages, on the executor and on the fake of Core ML: what is wrong in a chain file, what fails on the
+way, and packages that state nothing, as ANEMLL's do not."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from kvbaton._export.past import FLOAT16, INT32, Kind, Past
 from kvbaton._export.rope import tables
 from kvbaton._export.weights import Weights
 from kvbaton.mlx import make_caches
+from kvbaton.testing import FakeCoreML
 from mlx_lm.utils import load_model
 
 mb: Any = pytest.importorskip("coremltools.converters.mil").Builder
@@ -177,6 +179,62 @@ def test_packages_of_another_exporter_prefill(
         token = [chosen]
 
 
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model's folder, and a chain of kvbaton's own that takes the past as inputs."""
+    parent = tmp_path_factory.mktemp("own")
+    folder = tiny_models.build("llama_tied", parent)
+    export(folder, parent / "chain", buckets=(PIECE,), context=(CONTEXT,), chunk=PIECE, split=2)
+    return folder, parent / "chain"
+
+
+@pytest.mark.parametrize("made_by", ["foreign", "own"])
+@pytest.mark.parametrize("align", [0, 100])
+def test_both_engines_leave_the_same_cache(request: pytest.FixtureRequest, made_by: str, align: int) -> None:
+    folder, chain = request.getfixturevalue(made_by)
+    stated = {"model": folder} if made_by == "foreign" else {}
+    executor = kvbaton.Prefill(chain, engine="cpu", **stated)
+    fake = FakeCoreML(chain / "chain.toml", row_align_bytes=align, **stated)
+    assert (executor.engine, fake.engine) == ("cpu", "fake")
+    for length in (1, PIECE, PIECE + 1, 21):
+        ours, theirs = fake(PROMPT[:length]), executor(PROMPT[:length])
+        assert (ours.report.engine, ours.report.compute_units) == ("fake", "all")
+        assert (ours.logits is None) == (made_by == "foreign")
+        if ours.logits is not None and theirs.logits is not None:
+            assert np.array_equal(ours.logits, theirs.logits)
+        for one, other in zip(ours.cache.layers, theirs.cache.layers, strict=True):
+            for part in ("key", "value"):
+                assert np.array_equal(one.arrays[part], other.arrays[part])
+        del ours, one
+
+
+@pytest.mark.parametrize("made_by", ["foreign", "own"])
+def test_what_fails_or_hangs_on_the_way_hands_nothing_over(
+    request: pytest.FixtureRequest, made_by: str
+) -> None:
+    folder, chain = request.getfixturevalue(made_by)
+    stated = {"model": folder} if made_by == "foreign" else {}
+    foreign_parts = ("embeddings", "chunk_0", "chunk_1")
+    parts = foreign_parts if made_by == "foreign" else ("part_0", "part_1")
+    model = load_model(folder)[0]
+    for habits, said in (
+        ({"fails_at": (1,)}, "prediction 1 failed"),
+        (
+            {"hangs_at": (1,), "hang_seconds": 1.0, "prediction_timeout": 0.3},
+            "did not return within 0.3 s",
+        ),
+    ):
+        engine = FakeCoreML(chain, **habits, **stated)  # type: ignore[arg-type]
+        caches = make_caches(model)
+        # Every package's second prediction fails: in each prompt another's.
+        for part in parts:
+            with pytest.raises(kvbaton.KvbatonError, match=f"{said}.*{part}.mlpackage"):
+                kvbaton.prefill_to_mlx(engine, PROMPT, model, prompt_cache=caches)
+            assert all(cache.offset == 0 for cache in caches)
+        handoff = kvbaton.prefill_to_mlx(engine, PROMPT, model, prompt_cache=caches)
+        assert (handoff.remaining_tokens, caches[0].offset) == (PROMPT[-1:], len(PROMPT) - 1)
+
+
 def test_states_take_whole_pieces(kvbaton_cli: Any, foreign: tuple[Path, Path], tmp_path: Path) -> None:
     folder, chain = foreign
     done = run(kvbaton_cli, chain, folder, [1] * (CONTEXT + 2), tmp_path)
@@ -210,6 +268,9 @@ def test_what_is_wrong_in_a_chain_is_named(
     done = run(kvbaton_cli, copy, folder, PROMPT, tmp_path)
     assert done.code == 2, done.stderr
     assert fragment in done.json()["error"]["message"]
+    with pytest.raises(kvbaton.KvbatonError) as refused:
+        FakeCoreML(copy, model=folder)
+    assert str(refused.value) == done.json()["error"]["message"]
 
 
 def test_an_input_that_nobody_names_is_named(
@@ -221,10 +282,17 @@ def test_an_input_that_nobody_names_is_named(
     (copy / "ffn.toml").write_text(FFN.replace('mask = "causal_mask"\n', ""))
     done = run(kvbaton_cli, copy, folder, PROMPT, tmp_path)
     assert done.code == 2
-    assert "does not say what the program's input `causal_mask` is" in done.json()["error"]["message"]
+    said = "does not say what the program's input `causal_mask` is"
+    assert said in done.json()["error"]["message"]
+    with pytest.raises(kvbaton.KvbatonError, match=said):
+        FakeCoreML(copy, model=folder)(PROMPT)
 
 
-def test_parts_of_two_models_are_refused(tmp_path: Path) -> None:
+ENGINES = pytest.mark.parametrize("engine", [kvbaton.Prefill, FakeCoreML])
+
+
+@ENGINES
+def test_parts_of_two_models_are_refused(tmp_path: Path, engine: type[kvbaton.Prefill]) -> None:
     for name in ("llama_tied", "llama_linear_rope"):
         folder = tiny_models.build(name, tmp_path)
         export(folder, tmp_path / f"{name}-chain", buckets=(8,), split=2)
@@ -232,20 +300,22 @@ def test_parts_of_two_models_are_refused(tmp_path: Path) -> None:
     shutil.rmtree(mixed / "part_1.mlpackage")
     shutil.copytree(tmp_path / "llama_linear_rope-chain/part_1.mlpackage", mixed / "part_1.mlpackage")
     with pytest.raises(kvbaton.KvbatonError, match="are not of one model: rope differs"):
-        kvbaton.Prefill(mixed)
+        engine(mixed)
 
 
-def test_parts_of_other_lengths_are_refused(tmp_path: Path) -> None:
+@ENGINES
+def test_parts_of_other_lengths_are_refused(tmp_path: Path, engine: type[kvbaton.Prefill]) -> None:
     folder = tiny_models.build("llama_tied", tmp_path)
     for bucket in (8, 16):
         export(folder, tmp_path / f"chain-{bucket}", buckets=(bucket,), split=2)
     shutil.rmtree(tmp_path / "chain-8/part_1.mlpackage")
     shutil.copytree(tmp_path / "chain-16/part_1.mlpackage", tmp_path / "chain-8/part_1.mlpackage")
     with pytest.raises(kvbaton.KvbatonError, match=r"takes \[8\] tokens .* \[16\]"):
-        kvbaton.Prefill(tmp_path / "chain-8")
+        engine(tmp_path / "chain-8")
 
 
-def test_a_part_that_is_left_out_is_missed(tmp_path: Path) -> None:
+@ENGINES
+def test_a_part_that_is_left_out_is_missed(tmp_path: Path, engine: type[kvbaton.Prefill]) -> None:
     folder = tiny_models.build("llama_tied", tmp_path)
     export(folder, tmp_path / "chain", buckets=(8,), split=3)
     lines = (
@@ -253,4 +323,4 @@ def test_a_part_that_is_left_out_is_missed(tmp_path: Path) -> None:
     )
     (tmp_path / "chain/chain.toml").write_text(lines)
     with pytest.raises(kvbaton.KvbatonError, match="layer 1"):
-        kvbaton.Prefill(tmp_path / "chain")([1, 2, 3])
+        engine(tmp_path / "chain")([1, 2, 3])

@@ -156,6 +156,7 @@ def test_the_engine_s_flags_reach_the_package_that_decodes(
         ({"engine": "coreml"}, "unavailable", "the engine coreml needs a Mac"),
         ({"compute_units": "cpu-and-ne"}, "usage", "--compute-units is for the engine coreml"),
         ({"engine_timeout": 5}, "usage", "--engine-timeout is for the engine coreml"),
+        ({"prediction_timeout": 5}, "usage", "--prediction-timeout is for the engine coreml"),
     ):
         done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=made / prefill, **flags)
         assert (done.code, done.json()["error"]["kind"]) == (2, kind)
@@ -165,38 +166,34 @@ def test_the_engine_s_flags_reach_the_package_that_decodes(
     assert done.json()["decode"]["engine"] == "cpu"
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML is there")
 @pytest.mark.parametrize(
-    ("flag", "value"), [("engine", "coreml"), ("compute-units", "cpu-and-ne"), ("engine-timeout", 5)]
+    ("flag", "value", "kind", "said"),
+    [
+        ("engine", "coreml", "unavailable", "the engine coreml needs a Mac"),
+        ("compute-units", "cpu-and-ne", "usage", "--compute-units is for the engine coreml"),
+        ("engine-timeout", 5, "usage", "--engine-timeout is for the engine coreml"),
+        ("prediction-timeout", 5, "usage", "--prediction-timeout is for the engine coreml"),
+    ],
 )
-def test_a_chain_is_the_executor_s(
-    kvbaton_cli: Any, made: Path, tmp_path: Path, flag: str, value: Any
+def test_a_chain_takes_the_engine_s_flags_as_a_package_does(
+    kvbaton_cli: Any, made: Path, tmp_path: Path, flag: str, value: Any, kind: str, said: str
 ) -> None:
-    chain = tmp_path / "chain"
+    chain, model = tmp_path / "chain", made / "llama_tied"
     chain.mkdir()
-    (chain / "chain.toml").write_text("format = 1\n")
+    (chain / "chain.toml").write_text('format = 1\n[[stage]]\npackage = "p.mlpackage"\n')
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
-    model = made / "llama_tied"
-    verify = (
-        "verify",
-        "--prompts",
-        tmp_path / "prompts.jsonl",
-        "--decode",
-        model,
-        f"--{flag}",
-        value,
-        "--json",
-    )
-    for path in (chain, chain / "chain.toml"):
+    verify = ("verify", "--prompts", tmp_path / "prompts.jsonl", "--decode", model, f"--{flag}", value)
+    for path in (chain, chain / "chain.toml", made / "p.mlpackage"):
         for done in (
             run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=path, decode=model, **{flag: value}),
-            kvbaton_cli(*map(str, (*verify, "--prefill", path))),
+            kvbaton_cli(*map(str, (*verify, "--prefill", path, "--json"))),
         ):
             error = done.json()["error"]
-            assert (done.code, error["kind"]) == (2, "usage"), error
-            assert f"--{flag}" in error["message"]
-            assert "is not for chains" in error["message"]
-    with pytest.raises(kvbaton.errors.UsageError, match=f"--{flag}.* is not for chains"):
-        kvbaton.Prefill(chain, **{flag.replace("-", "_"): value})
+            assert (done.code, error["kind"]) == (2, kind), error
+            assert said in error["message"]
+        with pytest.raises(kvbaton.KvbatonError, match=said):
+            kvbaton.Prefill(path, **{flag.replace("-", "_"): value})
 
 
 def test_a_chain_runs_with_the_engine_named_and_its_decoder_s_flags_are_the_decoder_s(
@@ -207,6 +204,13 @@ def test_a_chain_runs_with_the_engine_named_and_its_decoder_s_flags_are_the_deco
     done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=chain, decode=model, engine="cpu")
     assert (done.code, done.json()["prefill"]["engine"]) == (0, "cpu"), done.stderr
     assert kvbaton.Prefill(chain, engine="cpu").engine == "cpu"
+    bench = ("bench", "run", "--prefill", chain, "--decode", model, "--context", "5", "--max-tokens", "2")
+    done = kvbaton_cli(*map(str, bench), "--repeats", "1", "--json")
+    assert done.code == 0, done.stderr
+    own = "coreml" if sys.platform == "darwin" else "cpu"
+    assert (done.json()["prefill_engine"], done.json()["prefill"]) == (own, str(chain))
+    done = kvbaton_cli("bench", "prefill", str(chain.parent), "--tokens", "5", "--json")
+    assert [row["engine"] for row in done.json()["rows"]] == [own], done.stderr
     if sys.platform != "darwin":
         done = run(kvbaton_cli, made, tmp_path, [1, 2, 3], prefill=chain, engine="coreml")
         assert (done.code, done.json()["error"]["kind"]) == (2, "unavailable")
@@ -245,6 +249,14 @@ def test_export_writes_what_was_asked_for(kvbaton_cli: Any, made: Path, tmp_path
     ).json()
     assert report["functions"] == ["prefill_8", "prefill_8_of_32", "prefill_8_of_64"]
     assert report["packages"] == [f"part_{index}.mlpackage" for index in range(3)]
+    inspected = kvbaton_cli("inspect", tmp_path / "chain", "--json").json()
+    assert (inspected["kind"], inspected["path"]) == ("chain", str(tmp_path / "chain/chain.toml"))
+    assert [Path(package["path"]).name for package in inspected["packages"]] == report["packages"]
+    text = kvbaton_cli("inspect", tmp_path / "chain/chain.toml").stdout
+    assert "a chain of 3 packages" in text
+    assert text.count(": Core ML package, ") == 3
+    refused = kvbaton_cli("inspect", tmp_path / "chain", "--prompt-tokens", tmp_path / "none", "--json")
+    assert (refused.code, refused.json()["error"]["kind"]) == (2, "usage")
     assert kvbaton.Prefill(tmp_path / "chain")(PROMPT).cache.tokens_seen == 41
     done = kvbaton_cli("export", folder, tmp_path / "d.mlpackage", "--kind", "decode", "--json")
     assert (done.code, done.json()["error"]["kind"]) == (2, "usage")

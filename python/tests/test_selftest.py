@@ -27,11 +27,12 @@ def test_on_linux_it_runs_what_it_can_and_lists_the_rest(kvbaton_cli: Any, tmp_p
     assert status["executor", "same bits on one thread and on all"] == "pass"
     assert status["mlx", "adoption of foreign memory"] == "pass"
     assert status["fake", "decode with states"] == "pass"
+    assert status["fake", "a chain of packages"] == "pass"
     # The inverse runs against the fake, which says nothing of Core ML.
     assert status["fake", "writing into MLX's memory"] == "pass"
     assert status["mlx", "Core ML writing into MLX's memory"] == "not_run"
     coreml = [p for p in report["probes"] if p["group"] == "coreml"]
-    assert len(coreml) == 13
+    assert len(coreml) == 14
     assert all(p["status"] == "not_run" and "needs macOS" in p["because"] for p in coreml)
     adoption = next(p for p in report["probes"] if p["name"] == "adoption of foreign memory")
     assert adoption["found"]["wraps"] is False

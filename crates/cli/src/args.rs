@@ -178,11 +178,21 @@ pub(crate) struct Runtime {
     /// Where Core ML may run it; all of them, and fewer when those fail, when absent.
     #[arg(long, value_enum, value_name = "UNITS")]
     pub(crate) compute_units: Option<UnitsName>,
-    /// Seconds that Core ML may take to load a model, its compilation for the Neural Engine included.
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) engine_timeout: Option<u64>,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
     #[command(flatten)]
     pub(crate) executor: Executor,
+}
+
+/// How long Core ML's calls may take.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Limits {
+    /// Seconds that Core ML may take to load a function, its compilation for the Neural Engine included; 1200 when absent.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) engine_timeout: Option<u64>,
+    /// Seconds that one prediction of Core ML's may take; 300 when absent.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) prediction_timeout: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -312,7 +322,7 @@ pub(crate) enum FloatType {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Inspect {
-    /// The package.
+    /// The package, or the chain.toml of several.
     pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) prompt: InspectPrompt,
@@ -708,9 +718,8 @@ pub(crate) struct Selftest {
     /// Threads for the executor and copies; 0 takes all cores.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) threads: usize,
-    /// Seconds that Core ML may take to load a function.
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) engine_timeout: Option<u64>,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
     /// The file to write: Markdown with the JSON document in it, to read and to attach.
     #[arg(long, default_value = "kvbaton-selftest.md", value_name = "FILE.md")]
     pub(crate) out: PathBuf,

@@ -1,45 +1,35 @@
 //! Prefill on a runtime: Core ML, or a fake of it.
 
 mod decode;
+mod package;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use kvbaton_exec::Array;
 use kvbaton_layout::{Layout, LiveRows, ModelSpec, Placement, TensorInfo};
-use kvbaton_memory::{Buffer, Bytes};
-use kvbaton_mil::program::{Dim, TensorType};
-use kvbaton_mil::{Feature, FeatureKind, PAST_KEY, Package};
-use kvbaton_runtime::{
-    ArrayInfo, CompiledFeature, CompiledFunction, CompiledModel, Counts, Element, Loaded, Memory, Output,
-    Runtime, Session, Units, is_compiled,
-};
+use kvbaton_mil::PAST_KEY;
+use kvbaton_runtime::{Counts, Loaded, Output, Runtime, Session, Units};
 
 use crate::chunks::{Chain, RunStep, Step, steps};
 use crate::cpu::{agree, check_vocabulary, input_name};
-use crate::functions::{Facts, PrefillFunctions, only_declared, prefill_functions};
+use crate::functions::{PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;
-use crate::tensors::{data_type_of, element_of};
-use crate::{
-    CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Stated, Tensor,
-};
+use crate::{CacheView, Error, FunctionInfo, Prefill, PrefillReport, Prefilled, Stated};
 
 pub use decode::RuntimeDecode;
+pub(crate) use package::{RuntimePackage, copied, lent, logits};
 
 /// A package behind a runtime's session.
 pub struct RuntimePrefill<R: Runtime> {
-    session: Session<R>,
-    path: PathBuf,
+    package: RuntimePackage<R>,
     layout: Layout,
     model: ModelSpec,
     functions: PrefillFunctions,
     /// The layout of the cache so far, where functions take one.
     past: Option<Layout>,
-    programs: BTreeMap<String, CompiledFunction>,
-    units: Option<Units>,
-    loaded: BTreeMap<String, Loaded>,
 }
 
 impl<R: Runtime> RuntimePrefill<R> {
@@ -55,67 +45,28 @@ impl<R: Runtime> RuntimePrefill<R> {
         units: Option<Units>,
         stated: Stated,
     ) -> Result<RuntimePrefill<R>, Error> {
-        let (programs, metadata) = described(path)?;
-        let (layout, model) = agree(path, &metadata, stated)?;
+        let package = RuntimePackage::open(session, path, units)?;
+        let metadata = &package.described.metadata;
+        let (layout, model) = agree(path, metadata, stated)?;
         let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
-        let shape =
-            |f: &CompiledFunction| f.inputs.iter().find(|i| i.name == tokens_input).map(|i| i.shape.clone());
-        let token_shapes = programs.iter().map(|(name, f)| (name.clone(), shape(f))).collect();
-        let facts = Facts { path, metadata: &metadata, token_shapes };
-        let functions = prefill_functions(&facts, tokens_input)?;
+        let functions = prefill_functions(&package.described.facts(tokens_input), tokens_input)?;
         let past = metadata.get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
-        Ok(RuntimePrefill {
-            session,
-            path: path.to_owned(),
-            layout,
-            model,
-            functions,
-            past,
-            programs,
-            units,
-            loaded: BTreeMap::new(),
-        })
+        Ok(RuntimePrefill { package, layout, model, functions, past })
     }
 
     /// Where all buffers are.
     pub fn counts(&self) -> Counts {
-        self.session.counts()
+        self.package.session.counts()
     }
 
     /// What was loaded, by function: for which units, and what runs where.
     pub fn loaded(&self) -> &BTreeMap<String, Loaded> {
-        &self.loaded
+        self.package.loaded()
     }
 
     /// The runtime's session.
     pub fn session(&mut self) -> &mut Session<R> {
-        &mut self.session
-    }
-
-    fn load(&mut self, function: &str) -> Result<&Loaded, Error> {
-        if !self.loaded.contains_key(function) {
-            let named = self.programs[function].name.as_deref();
-            let loaded = self.session.load(&self.path, named, self.units)?;
-            self.loaded.insert(function.to_owned(), loaded);
-        }
-        Ok(&self.loaded[function])
-    }
-
-    /// The packed inputs of a step.
-    fn inputs(
-        &self,
-        step: &Step,
-        tokens: &[u32],
-        past: &[(String, Array)],
-    ) -> Result<Vec<(String, ArrayInfo, Bytes)>, Error> {
-        let types: Vec<(String, TensorType)> = self.programs[&step.function]
-            .inputs
-            .iter()
-            .map(|i| (i.name.clone(), tensor_type(i.element, &i.shape)))
-            .collect();
-        let wanted: Vec<Wanted<'_>> = types.iter().map(|(name, ty)| Wanted { name, ty }).collect();
-        let arrays = inputs::build_after(&self.layout, &wanted, tokens, step.length, step.first, past)?;
-        arrays.into_iter().map(|(name, array)| packed(name, &array)).collect()
+        &mut self.package.session
     }
 
     /// Runs one step.
@@ -125,10 +76,10 @@ impl<R: Runtime> RuntimePrefill<R> {
         tokens: &[u32],
         past: &[(String, Array)],
     ) -> Result<Vec<Output>, Error> {
-        self.load(&step.function)?;
-        let inputs = self.inputs(step, tokens, past)?;
-        let program = &self.programs[&step.function];
-        Ok(self.session.predict(program.name.as_deref(), inputs, &program.outputs)?)
+        let types = self.package.described.inputs(&step.function);
+        let wanted: Vec<Wanted<'_>> = types.iter().map(|(name, ty)| Wanted { name, ty }).collect();
+        let inputs = inputs::build_after(&self.layout, &wanted, tokens, step.length, step.first, past)?;
+        self.package.run(&step.function, inputs, None)
     }
 
     /// Prefills with one function.
@@ -137,12 +88,12 @@ impl<R: Runtime> RuntimePrefill<R> {
         let outputs = self.predict(step, tokens, &[])?;
         let seconds = start.elapsed().as_secs_f64();
         let mut report = self.report(step, tokens.len(), seconds);
-        let (mut tensors, mut logits) = (Vec::new(), None);
+        let (mut tensors, mut last) = (Vec::new(), None);
         for output in outputs {
             if Some(&output.name) == self.layout.outputs.logits.as_ref() {
-                logits = Some(Logits { values: floats(&output)? });
-            } else if let Some(tensor) = tensor(output, &mut report.notes) {
-                tensors.push(tensor);
+                last = Some(logits(&output)?);
+            } else {
+                tensors.extend(lent(output, &mut report.notes));
             }
         }
         let pad = (self.layout.placement == Placement::LeftPadded).then(|| step.length - tokens.len());
@@ -150,12 +101,12 @@ impl<R: Runtime> RuntimePrefill<R> {
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
             .with_tokens(tokens.to_vec());
-        Ok(Prefilled { cache, logits, report })
+        Ok(Prefilled { cache, logits: last, report })
     }
 
     fn report(&self, step: &Step, tokens: usize, seconds: f64) -> PrefillReport {
         let mut report = PrefillReport::new(R::NAME, step.function.clone(), tokens, seconds);
-        if let Some(loaded) = self.loaded.get(&step.function) {
+        if let Some(loaded) = self.loaded().get(&step.function) {
             report.compute_units = Some(loaded.units.name().to_owned());
             report.notes.clone_from(&loaded.notes);
         }
@@ -185,19 +136,7 @@ impl<R: Runtime> RuntimePrefill<R> {
 
 impl<R: Runtime> RunStep for RuntimePrefill<R> {
     fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
-        let inputs = self.programs[function].inputs.iter().filter(|i| names.contains(&i.name));
-        inputs
-            .map(|i| match i.element.dtype() {
-                Some(dtype) => Ok(TensorInfo::contiguous(i.name.clone(), dtype, &i.shape)),
-                None => Err(Error::new(
-                    ErrorKind::Layout,
-                    format!(
-                        "the input `{}` has elements of type {:?}: it cannot hold a cache",
-                        i.name, i.element
-                    ),
-                )),
-            })
-            .collect()
+        self.package.described.past_inputs(function, names)
     }
 
     fn run_step(
@@ -206,15 +145,8 @@ impl<R: Runtime> RunStep for RuntimePrefill<R> {
         tokens: &[u32],
         past: &[(String, Array)],
     ) -> Result<Vec<(String, Array)>, Error> {
-        let outputs = self.predict(step, tokens, past)?;
-        outputs
-            .into_iter()
-            .map(|o| {
-                // Packed, out of the buffers that the next chunk writes.
-                let bytes = Bytes::new(Buffer::copy_of(&o.info.gather(&o.bytes)));
-                Ok((o.name, Array::new(data_type_of(o.info.element), o.info.shape, bytes)?))
-            })
-            .collect()
+        // Out of the buffers that the next chunk writes.
+        self.predict(step, tokens, past)?.into_iter().map(copied).collect()
     }
 }
 
@@ -237,13 +169,13 @@ impl<R: Runtime> Prefill for RuntimePrefill<R> {
 
     fn prepare(&mut self, tokens: usize) -> Result<(), Error> {
         for step in steps(&self.functions, tokens)? {
-            self.load(&step.function)?;
+            self.package.load(&step.function)?;
         }
         Ok(())
     }
 
     fn settle(&mut self) {
-        self.session.settle();
+        self.package.session.settle();
     }
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {
@@ -252,89 +184,6 @@ impl<R: Runtime> Prefill for RuntimePrefill<R> {
 
     fn prefill_streamed(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
         self.run(tokens, Some(sink))
-    }
-}
-
-/// Functions by name, and metadata.
-type Described = (BTreeMap<String, CompiledFunction>, BTreeMap<String, String>);
-
-/// The functions of a package or a compiled model, and its metadata.
-fn described(path: &Path) -> Result<Described, Error> {
-    if is_compiled(path) {
-        let CompiledModel { functions, metadata } = CompiledModel::read(path)?;
-        // A compiled model does not say what its only function is called.
-        let only = only_declared(&metadata).unwrap_or_else(|| "main".to_owned());
-        let named = functions.into_iter().map(|f| (f.name.clone().unwrap_or_else(|| only.clone()), f));
-        return Ok((named.collect(), metadata));
-    }
-    let package = Package::open(path)?;
-    let functions = &package.description().functions;
-    // Only a package of several functions is asked for one by name, which older systems cannot be.
-    let several = functions.len() > 1;
-    let features =
-        |all: &[Feature]| all.iter().filter_map(|f| array_feature(f).transpose()).collect::<Result<_, _>>();
-    let described = functions.iter().map(|(name, of)| {
-        let function = CompiledFunction {
-            name: several.then(|| name.clone()),
-            inputs: features(&of.inputs)?,
-            outputs: features(&of.outputs)?,
-            states: features(&of.states)?,
-        };
-        Ok((name.clone(), function))
-    });
-    Ok((described.collect::<Result<_, Error>>()?, package.metadata().clone()))
-}
-
-/// A feature that is an array.
-fn array_feature(feature: &Feature) -> Result<Option<CompiledFeature>, Error> {
-    let FeatureKind::Array(array) = &feature.kind else { return Ok(None) };
-    let element = array.dtype.and_then(element_of).ok_or_else(|| {
-        let dtype = array.dtype.map_or_else(|| "no stated type".to_owned(), |d| format!("type {d}"));
-        Error::new(ErrorKind::Package, format!("`{}` has elements of {dtype}", feature.name))
-    })?;
-    Ok(Some(CompiledFeature { name: feature.name.clone(), element, shape: array.shape.clone() }))
-}
-
-fn tensor_type(element: Element, shape: &[usize]) -> TensorType {
-    TensorType { dtype: data_type_of(element), shape: shape.iter().map(|&n| Dim::Fixed(n)).collect() }
-}
-
-fn packed(name: String, array: &Array) -> Result<(String, ArrayInfo, Bytes), Error> {
-    let element = element_of(array.dtype()).ok_or_else(|| {
-        Error::new(ErrorKind::Program, format!("the input `{name}` has elements of type {}", array.dtype()))
-    })?;
-    Ok((name, ArrayInfo::packed(element, array.shape()), array.bytes().clone()))
-}
-
-/// An output as a cache tensor, if its type is one that caches have; what is worth knowing of it goes to `notes`.
-fn tensor(output: Output, notes: &mut Vec<String>) -> Option<Tensor> {
-    let Output { name, info, bytes, memory, because } = output;
-    if memory != Memory::Surface {
-        let because = because.unwrap_or_default();
-        notes.push(format!("`{name}` is not in a surface, the engine copies it: {because}"));
-    }
-    let info = TensorInfo {
-        name,
-        dtype: info.element.dtype()?,
-        shape: info.shape,
-        strides_bytes: info.strides_bytes,
-        len_bytes: info.len_bytes,
-    };
-    Some(Tensor { info, bytes })
-}
-
-/// Logits as float32.
-fn floats(output: &Output) -> Result<Vec<f32>, Error> {
-    let packed = output.info.gather(&output.bytes);
-    match output.info.element {
-        Element::Float16 => {
-            Ok(packed.as_chunks::<2>().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect())
-        }
-        Element::Float32 => Ok(packed.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
-        other => Err(Error::new(
-            ErrorKind::Layout,
-            format!("the logits `{}` have elements of type {other:?}", output.name),
-        )),
     }
 }
 

@@ -1,25 +1,38 @@
 //! Prefill by several packages, one after the other: a model whose layers are split over them.
 //!
-//! `file` reads the chain's own file, `stage` opens one package of it. See `docs/chains.md`.
+//! `file` reads the chain's own file, `stage` is one package of it, `engine` what runs that. See `docs/chains.md`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvbaton_exec::{Array, Options};
 use kvbaton_layout::{Layout, LiveRows, ModelSpec, TensorInfo};
+use kvbaton_runtime::{Runtime, Session, Units};
 
+mod engine;
 mod file;
 mod stage;
+#[cfg(test)]
+mod tests;
 
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
 use crate::cpu::{Stated, check_vocabulary};
 use crate::functions::{ChunkFunction, PrefillFunctions};
 use crate::prefill::{ChunkSink, too_long};
 use crate::report::PrefillReport;
-use crate::{CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, Prefilled};
+use crate::{CacheView, Error, ErrorKind, FunctionInfo, Prefill, Prefilled};
+use engine::{CpuStage, Left, RuntimeStage, StageEngine};
 pub use file::{ChainFile, StageFile, StatedLayout};
 use stage::{Passed, Stage};
 
-/// A chain of packages on the CPU executor.
+/// The chain's file that a path names, itself or by its folder.
+pub fn chain_file(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return Some(path.join("chain.toml")).filter(|inside| inside.is_file());
+    }
+    path.extension().is_some_and(|e| e == "toml").then(|| path.to_owned())
+}
+
+/// A chain of packages, all of them on one engine.
 pub struct ChainPrefill {
     stages: Vec<Stage>,
     model: ModelSpec,
@@ -33,24 +46,54 @@ pub struct ChainPrefill {
 }
 
 impl ChainPrefill {
-    /// Opens the chain that `file` describes; `stated` says what neither it nor its packages do.
+    /// Opens the chain that `file` describes on the CPU executor; `stated` says what neither it nor its packages do.
     ///
     /// # Errors
     ///
     /// When the file or a package cannot be read, when nobody states the model or a layout, when packages are of
     /// different models, when their functions are not the same, or when one does not take what the one before leaves.
     pub fn open(file: &Path, options: Options, stated: Stated) -> Result<ChainPrefill, Error> {
+        let threads = options.threads;
+        let engine = |package: &Path| -> Result<Box<dyn StageEngine>, Error> {
+            Ok(Box::new(CpuStage::open(package, options.clone())?))
+        };
+        ChainPrefill::open_with(file, stated, threads, engine)
+    }
+
+    /// Opens the chain that `file` describes on a runtime: each package in a session of its own, which `session` makes.
+    /// `units` are the compute units that somebody asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`ChainPrefill::open`].
+    pub fn open_on<R: Runtime>(
+        file: &Path,
+        session: impl Fn(&Path) -> Session<R>,
+        units: Option<Units>,
+        stated: Stated,
+    ) -> Result<ChainPrefill, Error> {
+        let engine = |package: &Path| -> Result<Box<dyn StageEngine>, Error> {
+            Ok(Box::new(RuntimeStage::open(session(package), package, units)?))
+        };
+        ChainPrefill::open_with(file, stated, 0, engine)
+    }
+
+    /// Opens a chain whose packages `engine` opens. `threads` copy rows; 0 are all cores.
+    fn open_with(
+        file: &Path,
+        stated: Stated,
+        threads: usize,
+        engine: impl Fn(&Path) -> Result<Box<dyn StageEngine>, Error>,
+    ) -> Result<ChainPrefill, Error> {
         let wrong = |what: String| Error::new(ErrorKind::Package, format!("`{}`: {what}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
-        let chain = ChainFile::parse(&text)
-            .map_err(|e| Error::new(e.kind(), format!("`{}`: {e}", file.display())))?;
+        let chain = ChainFile::read(file)?;
         let folder = file.parent().unwrap_or(Path::new("."));
         let whole = chain.layout.map(|l| l.read(folder)).transpose()?.or(stated.layout);
         let mut stages = Vec::new();
         for stage in chain.stages {
             let layout = stage.layout.map(|l| l.read(folder)).transpose()?;
-            let path = folder.join(&stage.package);
-            stages.push(Stage::open(&path, stage.function, layout, &options)?);
+            let engine = engine(&folder.join(&stage.package))?;
+            stages.push(Stage::open(engine, stage.function, layout)?);
         }
         stage::check_passing(&stages)?;
         let model = model(&stages, stated.model)?;
@@ -74,23 +117,8 @@ impl ChainPrefill {
         };
         // Every layer has its place, before anything is run.
         layout.tensor_names(&model.cache)?;
-        let states = stages.iter_mut().try_fold(None, |rows: Option<usize>, stage| {
-            let own = stage.state_rows(&layout, &model.cache)?;
-            Ok::<_, Error>(match (rows, own) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            })
-        })?;
-        Ok(ChainPrefill {
-            stages,
-            model,
-            layout,
-            past,
-            functions,
-            states,
-            threads: options.threads,
-            chunk_times: Vec::new(),
-        })
+        let states = stages.iter().filter_map(|stage| stage.state_rows(&layout, &model.cache)).min();
+        Ok(ChainPrefill { stages, model, layout, past, functions, states, threads, chunk_times: Vec::new() })
     }
 
     /// The most tokens that it takes.
@@ -126,6 +154,7 @@ impl ChainPrefill {
     fn run(&mut self, tokens: &[u32], sink: &mut ChunkSink<'_>) -> Result<Prefilled, Error> {
         let steps = self.steps(tokens.len())?;
         check_vocabulary(tokens, self.model.vocab_size)?;
+        self.load(&steps)?;
         self.chunk_times.clear();
         if self.states.is_none()
             && let Some(past) = self.past.clone().filter(|_| steps.iter().any(|s| s.context.is_some()))
@@ -134,49 +163,75 @@ impl ChainPrefill {
             let chain = Chain { rows: &rows, past: &past, model: &model, threads };
             let done = chain.run(self, &steps, tokens, sink)?;
             self.chunk_times = done.times;
-            return Ok(self.prefilled(done.cache, done.logits, &steps, tokens.len(), done.seconds));
+            let report = self.report(&steps, tokens.len(), done.seconds);
+            return Ok(Prefilled { cache: done.cache, logits: done.logits, report });
         }
+        let done = self.whole(tokens, &steps)?;
+        sink(&done.cache, 0..i64::try_from(tokens.len()).unwrap_or(i64::MAX))?;
+        Ok(done)
+    }
+
+    /// Prefills with functions that take no past, or keep it themselves: the rows are where the last step leaves them.
+    fn whole(&mut self, tokens: &[u32], steps: &[Step]) -> Result<Prefilled, Error> {
         let start = std::time::Instant::now();
-        let (mut logits, mut outputs) = (None, Vec::new());
-        for stage in &mut self.stages {
-            stage.clear()?;
-        }
-        for step in &steps {
-            let end = step.first + step.tokens;
-            outputs = self.run_step(step, &tokens[step.first..end], &[])?;
+        self.stages.iter_mut().for_each(Stage::clear);
+        let mut outputs = Vec::new();
+        for step in steps {
+            // What is lent goes back before the buffers are written again.
+            outputs.clear();
+            outputs = self.pass(step, &tokens[step.first..step.first + step.tokens], &[])?;
         }
         let mut tensors = Vec::new();
-        let logits_name = self.stages.iter().find_map(|s| s.layout.outputs.logits.clone());
-        for (name, array) in outputs {
-            if Some(&name) == logits_name.as_ref() {
-                logits = array.to_f32().map(|values| Logits { values });
+        let function = steps.last().map_or("", |s| s.function.as_str());
+        for stage in &mut self.stages {
+            tensors.extend(stage.state_tensors(function)?);
+        }
+        let mut report = self.report(steps, tokens.len(), start.elapsed().as_secs_f64());
+        let mut logits = None;
+        let logits_name = self.stages.iter().find_map(|s| s.layout.outputs.logits.as_deref());
+        for left in outputs {
+            if Some(left.name()) == logits_name {
+                logits = left.logits()?;
             } else {
-                tensors.extend(crate::tensors::tensor(name, &array));
+                tensors.extend(left.tensor(&mut report.notes));
             }
         }
-        for stage in &self.stages {
-            tensors.extend(stage.state_tensors()?);
-        }
-        let seconds = start.elapsed().as_secs_f64();
         let live = LiveRows::seen(tokens.len());
         let cache = CacheView::new(self.layout.clone(), self.model.cache.clone(), tensors, live)?
             .with_model(Some(self.model.clone()))
             .with_tokens(tokens.to_vec());
-        sink(&cache, 0..i64::try_from(tokens.len()).unwrap_or(i64::MAX))?;
-        Ok(self.prefilled(cache, logits, &steps, tokens.len(), seconds))
+        Ok(Prefilled { cache, logits, report })
     }
 
-    fn prefilled(
-        &self,
-        cache: CacheView,
-        logits: Option<Logits>,
-        steps: &[Step],
-        tokens: usize,
-        seconds: f64,
-    ) -> Prefilled {
-        let function = steps.last().map_or_else(String::new, |s| s.function.clone());
-        let report = PrefillReport::new(self.engine(), function, tokens, seconds);
-        Prefilled { cache, logits, report }
+    /// Runs one step through all packages.
+    fn pass(&mut self, step: &Step, tokens: &[u32], past: &[(String, Array)]) -> Result<Vec<Left>, Error> {
+        let mut passed = Passed::default();
+        for stage in &mut self.stages {
+            stage.run(step, tokens, past, &mut passed)?;
+        }
+        Ok(passed.outputs)
+    }
+
+    fn load(&mut self, steps: &[Step]) -> Result<(), Error> {
+        for step in steps {
+            for stage in &mut self.stages {
+                stage.load(&step.function)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, steps: &[Step], tokens: usize, seconds: f64) -> PrefillReport {
+        let function = steps.last().map_or("", |s| s.function.as_str());
+        let mut report = PrefillReport::new(self.engine(), function.to_owned(), tokens, seconds);
+        let mut units: Vec<&str> =
+            self.stages.iter().filter_map(|s| s.loaded(function)).map(|l| l.units.name()).collect();
+        if units.windows(2).all(|pair| pair[0] == pair[1]) {
+            units.truncate(1);
+        }
+        report.compute_units = Some(units.join(", ")).filter(|units| !units.is_empty());
+        self.stages.iter().for_each(|stage| stage.notes(function, &mut report.notes));
+        report
     }
 }
 
@@ -254,7 +309,7 @@ fn joined<'a>(layouts: impl Iterator<Item = &'a Layout>) -> Option<Layout> {
 impl RunStep for ChainPrefill {
     fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
         let mut infos = Vec::new();
-        for stage in &mut self.stages {
+        for stage in &self.stages {
             infos.extend(stage.past_inputs(function, names)?);
         }
         Ok(infos)
@@ -266,17 +321,14 @@ impl RunStep for ChainPrefill {
         tokens: &[u32],
         past: &[(String, Array)],
     ) -> Result<Vec<(String, Array)>, Error> {
-        let mut passed = Passed::default();
-        for stage in &mut self.stages {
-            stage.run(step, tokens, past, &mut passed)?;
-        }
-        Ok(passed.outputs)
+        // Out of the buffers that the next chunk writes.
+        self.pass(step, tokens, past)?.into_iter().map(Left::array).collect()
     }
 }
 
 impl Prefill for ChainPrefill {
     fn engine(&self) -> &'static str {
-        "cpu"
+        self.stages[0].engine()
     }
 
     fn functions(&self) -> &[FunctionInfo] {
@@ -292,12 +344,12 @@ impl Prefill for ChainPrefill {
     }
 
     fn prepare(&mut self, tokens: usize) -> Result<(), Error> {
-        for step in self.steps(tokens)? {
-            for stage in &mut self.stages {
-                stage.load(&step.function)?;
-            }
-        }
-        Ok(())
+        let steps = self.steps(tokens)?;
+        self.load(&steps)
+    }
+
+    fn settle(&mut self) {
+        self.stages.iter_mut().for_each(Stage::settle);
     }
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<Prefilled, Error> {

@@ -12,7 +12,7 @@ use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, PAST_KEY, Package};
 
 use crate::activations::{Activations, Collector, Rows};
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
-use crate::functions::{Facts, PrefillFunctions, check_declared, prefill_functions};
+use crate::functions::{Facts, PrefillFunctions, check_declared, prefill_functions, program_inputs};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;
 use crate::report::PrefillReport;
@@ -54,8 +54,9 @@ impl CpuPrefill {
         let package = Arc::new(Package::open(path)?);
         let (layout, model) = agree(package.path(), package.metadata(), stated)?;
         let tokens_input = input_name(layout.inputs.tokens.as_deref(), "tokens")?;
-        let functions = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
-        check_declared(&package, &functions, &layout.inputs, true)?;
+        let facts = Facts::of(&package, tokens_input);
+        let functions = prefill_functions(&facts, tokens_input)?;
+        check_declared(&facts, &functions, &layout.inputs, true, |f| program_inputs(&package, f))?;
         let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let (loaded, chunk_times) = (BTreeMap::new(), Vec::new());
         let (options, watched) = (Options::with_threads(threads), None);
@@ -305,23 +306,18 @@ pub(crate) fn check_vocabulary(tokens: &[u32], vocab: usize) -> Result<(), Error
     }
 }
 
-/// The inputs of a loaded function that hold the cache so far.
-pub(crate) fn past_inputs(executable: &Executable, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
-    let inputs = executable.inputs().iter().filter(|f| names.contains(&f.name));
-    inputs
-        .map(|f| match (dtype(f.ty.dtype), f.ty.fixed_shape()) {
-            (Some(dtype), Some(shape)) => Ok(TensorInfo::contiguous(f.name.clone(), dtype, &shape)),
-            _ => Err(Error::new(
-                ErrorKind::Layout,
-                format!("the program's input `{}` is {}: it cannot hold a cache", f.name, f.ty),
-            )),
-        })
-        .collect()
-}
-
 impl RunStep for CpuPrefill {
     fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
-        past_inputs(self.load(function)?, names)
+        let inputs = self.load(function)?.inputs().iter().filter(|f| names.contains(&f.name));
+        inputs
+            .map(|f| match (dtype(f.ty.dtype), f.ty.fixed_shape()) {
+                (Some(dtype), Some(shape)) => Ok(TensorInfo::contiguous(f.name.clone(), dtype, &shape)),
+                _ => Err(Error::new(
+                    ErrorKind::Layout,
+                    format!("the program's input `{}` is {}: it cannot hold a cache", f.name, f.ty),
+                )),
+            })
+            .collect()
     }
 
     fn run_step(

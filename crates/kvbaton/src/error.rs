@@ -1,6 +1,7 @@
 //! One error for the whole library: a kind, a line, a hint, and the values that disagree.
 
 use std::fmt;
+use std::path::Path;
 
 use kvbaton_copy::CopyError;
 use kvbaton_exec::{ArrayError, ExecError};
@@ -8,7 +9,7 @@ use kvbaton_layout::LayoutError;
 use kvbaton_memory::LeaseError;
 use kvbaton_mil::MilError;
 use kvbaton_plan::PlanError;
-use kvbaton_runtime::RuntimeError;
+use kvbaton_runtime::{Call, RuntimeError};
 use serde_json::{Map, Value};
 
 /// Declares the kinds and their names in one list.
@@ -114,6 +115,14 @@ impl Error {
     pub fn field(mut self, name: &str, value: impl Into<Value>) -> Error {
         self.0.fields.insert(name.to_owned(), value.into());
         self
+    }
+
+    /// Says which function of which package it is about.
+    #[must_use]
+    pub(crate) fn of_function(mut self, function: &str, package: &Path) -> Error {
+        let package = package.display().to_string();
+        self.0.message = format!("{} (function `{function}` of `{package}`)", self.0.message);
+        self.field("package", package).field("function", function)
     }
 
     /// Its kind.
@@ -247,8 +256,11 @@ impl From<RuntimeError> for Error {
             _ => ErrorKind::Internal,
         };
         let hint = match &e {
-            RuntimeError::TimedOut { .. } => {
+            RuntimeError::TimedOut { call: Call::Compile | Call::Load | Call::Plan, .. } => {
                 Some("allow more with --engine-timeout, or take other --compute-units")
+            }
+            RuntimeError::TimedOut { .. } => {
+                Some("allow more with --prediction-timeout, or take other --compute-units")
             }
             RuntimeError::StateLost => Some("hand the cache over again, or start from nothing"),
             RuntimeError::Stuck { .. } => Some("start the program again, with other --compute-units"),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kvbaton_layout::{CacheSpec, Inputs, Layout};
-use kvbaton_mil::program::{Function, ValueId, ValueType};
+use kvbaton_mil::program::{Function, TensorType, ValueId, ValueType};
 use kvbaton_mil::{FUNCTIONS_KEY, FeatureKind, Flexibility, PAST_KEY, Package};
 use serde::Deserialize;
 
@@ -165,65 +165,58 @@ pub(crate) fn prefill_functions(facts: &Facts<'_>, tokens_input: &str) -> Result
 }
 
 /// Refuses a package that declares its functions and has a program of which that is not true. `whole`: it has all layers
-/// of its model, and so one that keeps the whole context.
+/// of its model, and so one that keeps the whole context. `inputs_of` are the names and shapes of a function's inputs.
 pub(crate) fn check_declared(
-    package: &Package,
+    facts: &Facts<'_>,
     functions: &PrefillFunctions,
     inputs: &Inputs,
     whole: bool,
+    inputs_of: impl Fn(&str) -> Vec<(String, Vec<usize>)>,
 ) -> Result<(), Error> {
-    if !package.metadata().contains_key(FUNCTIONS_KEY) {
+    if !facts.metadata.contains_key(FUNCTIONS_KEY) {
         return Ok(());
     }
     let single = functions.whole.iter().map(|f| (&f.name, f.tokens, None));
     let chunks = functions.chunks.iter().map(|f| (&f.name, f.tokens, Some(f.context).filter(|_| whole)));
-    single
-        .chain(chunks)
-        .try_for_each(|(name, tokens, context)| check_shapes(package, name, tokens, context, inputs))
+    single.chain(chunks).try_for_each(|(name, tokens, context)| {
+        check_shapes(tokens, context, inputs, &inputs_of(name)).map_err(|what| {
+            let message = format!("function `{name}` of `{}` {what}", facts.path.display());
+            Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY)
+        })
+    })
 }
 
 /// Refuses a function that is not what it is declared to be: another number of tokens, or no tensor of the context.
 fn check_shapes(
-    package: &Package,
-    name: &str,
     tokens: usize,
     context: Option<usize>,
     inputs: &Inputs,
-) -> Result<(), Error> {
-    let function = package.function(Some(name))?;
-    let wrong = |what: String| {
-        let message = format!("function `{name}` of `{}` {what}", package.path().display());
-        Error::new(ErrorKind::Package, message).field("key", FUNCTIONS_KEY)
-    };
-    let own = function_length(function, inputs);
+    shapes: &[(String, Vec<usize>)],
+) -> Result<(), String> {
+    let own = function_length(inputs, shapes);
     if own != Some(tokens) {
         let own = own.map_or_else(|| "no input of tokens".to_owned(), |own| format!("{own} in the program"));
-        return Err(wrong(format!("is declared to take {tokens} tokens, and has {own}")));
+        return Err(format!("is declared to take {tokens} tokens, and has {own}"));
     }
-    let holds = |rows: usize| function.inputs.iter().any(|&id| shape(function, id).contains(&rows));
     match context {
-        Some(context) if !holds(context) => {
-            Err(wrong(format!("is declared to take a past of {context} rows, and has no input of as many")))
+        Some(context) if !shapes.iter().any(|(_, shape)| shape.contains(&context)) => {
+            Err(format!("is declared to take a past of {context} rows, and has no input of as many"))
         }
         _ => Ok(()),
     }
 }
 
 fn shape(function: &Function, id: ValueId) -> Vec<usize> {
-    match &function.value(id).ty {
-        ValueType::Tensor(ty) | ValueType::State(ty) => ty.fixed_shape().unwrap_or_default(),
-        _ => Vec::new(),
-    }
+    function.tensor(id).and_then(TensorType::fixed_shape).unwrap_or_default()
 }
 
-/// S, when the function has tokens of shape (1, S), or hidden states of shape (1, S, hidden).
-fn function_length(function: &Function, inputs: &Inputs) -> Option<usize> {
+/// S, when a function with inputs of these shapes has tokens of shape (1, S), or hidden states of shape (1, S, hidden).
+pub(crate) fn function_length(inputs: &Inputs, shapes: &[(String, Vec<usize>)]) -> Option<usize> {
     let of = |name: &Option<String>| {
-        let name = name.as_ref()?;
-        let id = function.inputs.iter().copied().find(|&id| function.value(id).name == *name)?;
-        Some(shape(function, id))
+        let found = shapes.iter().find(|(input, _)| Some(input) == name.as_ref());
+        found.map(|(_, shape)| shape.as_slice())
     };
-    match (of(&inputs.tokens).as_deref(), of(&inputs.hidden).as_deref()) {
+    match (of(&inputs.tokens), of(&inputs.hidden)) {
         (Some([1, length]), _) | (None, Some([1, length, _])) => Some(*length),
         _ => None,
     }
@@ -261,8 +254,21 @@ pub(crate) fn decode_function(
     Ok((name, context))
 }
 
+/// Names and shapes of the inputs of a package's function.
+pub(crate) fn program_inputs(package: &Package, function: &str) -> Vec<(String, Vec<usize>)> {
+    named_shapes(package, function, |f| &f.inputs)
+}
+
 /// Names and shapes of the states of a package's function.
 pub(crate) fn program_states(package: &Package, function: &str) -> Vec<(String, Vec<usize>)> {
+    named_shapes(package, function, |f| &f.states)
+}
+
+fn named_shapes(
+    package: &Package,
+    function: &str,
+    values: fn(&Function) -> &[ValueId],
+) -> Vec<(String, Vec<usize>)> {
     let Some(function) = package.program().functions.get(function) else { return Vec::new() };
-    function.states.iter().map(|&id| (function.value(id).name.clone(), shape(function, id))).collect()
+    values(function).iter().map(|&id| (function.value(id).name.clone(), shape(function, id))).collect()
 }

@@ -7,6 +7,10 @@ strides show how rows are padded. ``sum`` adds its input to a state and returns 
 whose states have rows of 64, 96 and 100 elements: a power of two, a multiple of 32, and neither. ``prefill`` and ``decode``
 are kvbaton's own exports of a language model in miniature with random weights: one leaves a cache, the other takes it.
 A further package that `selftest` carries is one of the reader's own test files.
+``chain`` is the same model split in two, for prompts in chunks of 8 tokens.
+
+``states`` is for tests alone: the model split in two to ANEMLL's shapes, in packages which keep their part of the cache in
+states and say nothing of themselves.
 """
 
 from __future__ import annotations
@@ -69,11 +73,9 @@ def sides() -> None:
         ct.utils.save_multifunction(described, str(out))
 
 
-def language() -> None:
-    """A Llama of two layers, as a prefill package and as a decode package of one context."""
-    sys.path.insert(0, str(HERE.parents[2] / "python/tests"))
+def language(model: Path) -> None:
+    """Writes a Llama of two layers."""
     import tiny_models
-    from kvbaton._export import export
 
     tiny_models.VOCAB = 48
     config = {
@@ -87,15 +89,47 @@ def language() -> None:
         "vocab_size": 48,
         "max_position_embeddings": 64,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder)
-        tiny_models.write_plain(model, config, tiny_models.random_weights(config, seed=9))
-        export(model, HERE / "prefill.mlpackage", buckets=(8, 16), force=True)
-        export(model, HERE / "decode.mlpackage", kind="decode", context=(32,), force=True)
+    tiny_models.write_plain(model, config, tiny_models.random_weights(config, seed=9))
+
+
+def packages(model: Path) -> None:
+    """The model as a prefill package and as a decode package of one context."""
+    from kvbaton._export import export
+
+    export(model, HERE / "prefill.mlpackage", buckets=(8, 16), force=True)
+    export(model, HERE / "decode.mlpackage", kind="decode", context=(32,), force=True)
+
+
+def chains(model: Path) -> None:
+    """The model in two halves, with a past as an input and with the cache in states."""
+    import test_chains as foreign
+    from kvbaton._export import export
+    from kvbaton._export.config import read_config
+    from kvbaton._export.function import Part
+    from kvbaton._export.package import write_package
+    from kvbaton._export.weights import Weights
+
+    export(model, HERE / "chain", buckets=(8,), context=(32,), chunk=8, split=2, force=True)
+    config, take = read_config(model), Weights(model, None).take
+    made = {"embeddings": {"main": foreign.embeddings(config, take)}}
+    for layer in range(config.layers):
+        part = Part(layer, layer + 1, config.layers)
+        made[f"chunk_{layer}"] = {"prefill": foreign.layers(config, take, part)}
+    out = HERE / "states"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    for name, functions in made.items():
+        write_package(functions, next(iter(functions)), out / f"{name}.mlpackage", {}, name)
+    (out / "chain.toml").write_text(foreign.CHAIN)
+    (out / "ffn.toml").write_text(foreign.FFN)
 
 
 def main() -> None:
-    language()
+    sys.path.insert(0, str(HERE.parents[2] / "python/tests"))
+    with tempfile.TemporaryDirectory() as folder:
+        language(Path(folder))
+        packages(Path(folder))
+        chains(Path(folder))
     sides()
     for name, (program, target) in {"double": double(), "sum": summing()}.items():
         model = ct.convert(program, convert_to="mlprogram", minimum_deployment_target=target)
@@ -106,4 +140,5 @@ def main() -> None:
             shutil.copytree(f"{folder}/m.mlpackage", out)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvbaton::fake::open_on_runtime;
 use kvbaton::layout::{CacheSpec, ModelSpec, Part, presets};
 use kvbaton::runtime::fake::{FakeRuntime, Habits, Tally, element};
 use kvbaton::runtime::{CompileCache, Session, Units};
@@ -92,6 +93,47 @@ fn every_engine_refuses_the_same_prompts() {
         assert_eq!(kind(&[1; 17]), ErrorKind::PromptTooLong);
         assert_eq!(kind(&[1, 48]), ErrorKind::Usage);
         assert!(engine.prefill(&[1, 47]).is_ok(), "{}", engine.engine());
+    }
+}
+
+/// A model split in two, on the engines of this system.
+fn chains() -> Vec<Box<dyn Prefill>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chain");
+    let on = |engine| EngineOptions { engine: Some(engine), ..EngineOptions::default() };
+    let habits = Habits { row_align_bytes: 96, ..Habits::default() };
+    let mut engines = vec![
+        open_prefill(&path, on(Engine::Cpu)).unwrap(),
+        open_on_runtime(&path, habits, EngineOptions::default()).unwrap(),
+    ];
+    if cfg!(target_os = "macos") {
+        let options = EngineOptions { units: Some(Units::Cpu), ..on(Engine::CoreMl) };
+        engines.push(open_prefill(&path, options).unwrap());
+    }
+    engines
+}
+
+/// The live values of every layer.
+fn values(engine: &mut dyn Prefill, tokens: &[u32]) -> Vec<f32> {
+    let view = engine.prefill(tokens).unwrap().cache;
+    let parts = (0..2).flat_map(|layer| [Part::Key, Part::Value].map(|part| (layer, part)));
+    let bytes: Vec<u8> = parts.flat_map(|(layer, part)| view.canonical(layer, part).unwrap().0).collect();
+    bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect()
+}
+
+#[test]
+fn every_engine_runs_a_chain_in_one_step_and_in_chunks() {
+    let mut engines = chains();
+    for count in [5, 20] {
+        let tokens: Vec<u32> = (0..count).map(|i| (5 * i + 1) % 48).collect();
+        let expected = values(&mut *engines[0], &tokens);
+        for engine in &mut engines[1..] {
+            let own = values(&mut **engine, &tokens);
+            assert_eq!(own.len(), expected.len());
+            let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+            let cosine = dot(&own, &expected) / (dot(&own, &own) * dot(&expected, &expected)).sqrt();
+            assert!(cosine > 0.999, "{}, {count} tokens: {cosine}", engine.engine());
+            assert_eq!(engine.chunk_times().len(), if count == 5 { 0 } else { 3 });
+        }
     }
 }
 

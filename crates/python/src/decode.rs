@@ -26,7 +26,9 @@ impl NativeDecode {
 impl NativeDecode {
     /// Opens the package at `path`.
     #[new]
-    #[pyo3(signature = (path, threads=0, engine=None, compute_units=None, engine_timeout=None))]
+    #[pyo3(signature = (
+        path, threads=0, engine=None, compute_units=None, engine_timeout=None, prediction_timeout=None
+    ))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -34,10 +36,11 @@ impl NativeDecode {
         engine: Option<&str>,
         compute_units: Option<&str>,
         engine_timeout: Option<f64>,
+        prediction_timeout: Option<f64>,
     ) -> PyResult<NativeDecode> {
         let options = EngineOptions {
             cpu: CpuOptions::with_threads(threads),
-            ..engine_options(engine, compute_units, engine_timeout)?
+            ..engine_options(engine, compute_units, engine_timeout, prediction_timeout)?
         };
         let engine = py.detach(|| open_decode(&path, options)).map_err(to_python)?;
         Ok(NativeDecode(Mutex::new(engine)))

@@ -1,15 +1,15 @@
 //! Prefill for Python.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvbaton::fake::{FakePrefill, Habits};
-use kvbaton::runtime::Units;
+use kvbaton::fake::{FakePrefill, Habits, open_on_runtime};
+use kvbaton::runtime::{self, Units};
 use kvbaton::{
     CpuOptions, EngineOptions, Error, ErrorKind, HandoffReport, Numerics, Prefill, SharedPrefill, Stated,
-    StreamOptions, Threads, Wanted, WeightStorage, open_chain, open_prefill, prefill_into,
+    StreamOptions, Threads, Wanted, WeightStorage, open_prefill, prefill_into,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -30,31 +30,32 @@ impl NativePrefill {
     }
 }
 
-/// A package, or a chain of several: a TOML file, or the folder that has it.
-fn open(path: &Path, options: EngineOptions) -> Result<Box<dyn Prefill>, Error> {
-    let inside = path.join("chain.toml");
-    let file = if inside.is_file() { &inside } else { path };
-    if file.extension().is_some_and(|e| e == "toml") {
-        return open_chain(file, options);
-    }
-    open_prefill(path, options)
-}
-
 /// Which engine, where, and for how long.
 pub(crate) fn engine_options(
     engine: Option<&str>,
     compute_units: Option<&str>,
     engine_timeout: Option<f64>,
+    prediction_timeout: Option<f64>,
 ) -> PyResult<EngineOptions> {
     let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
-    let timeout = engine_timeout.map(Duration::try_from_secs_f64).transpose();
+    let limit = |name: &str, seconds: Option<f64>| {
+        let wrong = |e: std::time::TryFromFloatSecsError| {
+            usage(format!("{name} {}: {e}", seconds.unwrap_or_default()))
+        };
+        seconds.map(Duration::try_from_secs_f64).transpose().map_err(wrong)
+    };
     Ok(EngineOptions {
         engine: engine.map(str::parse).transpose().map_err(to_python)?,
         units: compute_units.map(str::parse::<Units>).transpose().map_err(usage)?,
-        timeout: timeout
-            .map_err(|e| usage(format!("engine_timeout {}: {e}", engine_timeout.unwrap_or(0.0))))?,
+        timeout: limit("engine_timeout", engine_timeout)?,
+        prediction_timeout: limit("prediction_timeout", prediction_timeout)?,
         ..EngineOptions::default()
     })
+}
+
+/// What a package does not say of itself.
+fn stated(layout: Option<&str>, model_json: Option<&str>) -> PyResult<Stated> {
+    Ok(Stated { layout: layout.map(read_layout).transpose()?, model: model_json.map(model).transpose()? })
 }
 
 fn unknown(what: &str, value: &str, known: &[&str]) -> PyErr {
@@ -68,8 +69,8 @@ impl NativePrefill {
     /// `resident`, `streamed`; `layout` and `model_json` say what a package does not say of itself.
     #[new]
     #[pyo3(signature = (
-        path, threads=0, engine=None, compute_units=None, engine_timeout=None, numerics="f16-storage",
-        weights="resident", max_memory=None, layout=None, model_json=None
+        path, threads=0, engine=None, compute_units=None, engine_timeout=None, prediction_timeout=None,
+        numerics="f16-storage", weights="resident", max_memory=None, layout=None, model_json=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn new(
@@ -79,16 +80,13 @@ impl NativePrefill {
         engine: Option<&str>,
         compute_units: Option<&str>,
         engine_timeout: Option<f64>,
+        prediction_timeout: Option<f64>,
         numerics: &str,
         weights: &str,
         max_memory: Option<u64>,
         layout: Option<&str>,
         model_json: Option<&str>,
     ) -> PyResult<NativePrefill> {
-        let stated = Stated {
-            layout: layout.map(read_layout).transpose()?,
-            model: model_json.map(model).transpose()?,
-        };
         let numerics = Numerics::from_name(numerics)
             .ok_or_else(|| unknown("numerics", numerics, &Numerics::ALL.map(Numerics::name)))?;
         let weights = WeightStorage::from_name(weights)
@@ -97,8 +95,12 @@ impl NativePrefill {
             .with_numerics(numerics)
             .with_weights(weights)
             .with_max_memory(max_memory);
-        let options = EngineOptions { cpu, stated, ..engine_options(engine, compute_units, engine_timeout)? };
-        let engine = py.detach(|| open(&path, options)).map_err(to_python)?;
+        let options = EngineOptions {
+            cpu,
+            stated: stated(layout, model_json)?,
+            ..engine_options(engine, compute_units, engine_timeout, prediction_timeout)?
+        };
+        let engine = py.detach(|| open_prefill(&path, options)).map_err(to_python)?;
         Ok(NativePrefill(Arc::new(Mutex::new(engine))))
     }
 
@@ -131,7 +133,46 @@ impl NativePrefill {
         Ok(NativePrefill(Arc::new(Mutex::new(Box::new(engine)))))
     }
 
-    /// `cpu` or `coreml`.
+    /// The package or the chain at `path` on the fake of Core ML, the executor behind its calls.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "Python calls it with keywords")]
+    fn on_fake(
+        py: Python<'_>,
+        path: PathBuf,
+        compute_units: Option<&str>,
+        engine_timeout: Option<f64>,
+        prediction_timeout: Option<f64>,
+        layout: Option<&str>,
+        model_json: Option<&str>,
+        row_align_bytes: usize,
+        ignores_backings: bool,
+        fails_at: Vec<usize>,
+        hangs_at: Vec<usize>,
+        hangs_loading: Vec<String>,
+        hang_seconds: f64,
+    ) -> PyResult<NativePrefill> {
+        let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
+        let hangs_loading =
+            hangs_loading.iter().map(|units| units.parse::<Units>()).collect::<Result<_, _>>();
+        let habits = runtime::fake::Habits {
+            row_align_bytes,
+            ignores_backings,
+            fails_at,
+            hangs_at,
+            hangs_loading: hangs_loading.map_err(usage)?,
+            hang: Duration::try_from_secs_f64(hang_seconds)
+                .map_err(|e| usage(format!("hang_seconds {hang_seconds}: {e}")))?,
+            ..runtime::fake::Habits::default()
+        };
+        let options = EngineOptions {
+            stated: stated(layout, model_json)?,
+            ..engine_options(None, compute_units, engine_timeout, prediction_timeout)?
+        };
+        let engine = py.detach(|| open_on_runtime(&path, habits, options)).map_err(to_python)?;
+        Ok(NativePrefill(Arc::new(Mutex::new(engine))))
+    }
+
+    /// `cpu`, `coreml` or `fake`.
     #[getter]
     fn engine(&self, py: Python<'_>) -> &'static str {
         self.detached(py, |e| e.engine())

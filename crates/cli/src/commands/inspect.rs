@@ -1,7 +1,11 @@
 //! `kvbaton inspect`.
 
+use std::path::Path;
+
 use kvbaton::mil::{FeatureInspection, FunctionInspection, Inspection, MODEL_KEY, Package, inspect};
-use kvbaton::{Activation, Activations, CpuPrefill, Error, ErrorKind, Prefill, Stated};
+use kvbaton::{
+    Activation, Activations, ChainFile, CpuPrefill, Error, ErrorKind, Prefill, Stated, chain_file,
+};
 use serde::Serialize;
 
 use super::{described, layout, need_host, need_tokenizer, parse_ids, read_text};
@@ -18,7 +22,19 @@ struct Report<'a> {
     activations: Option<Activations>,
 }
 
+/// The JSON document of a chain.
+#[derive(Serialize)]
+struct ChainReport {
+    kind: &'static str,
+    path: String,
+    /// In the order in which a prompt passes them.
+    packages: Vec<Inspection>,
+}
+
 pub(crate) fn run(verb: &Inspect, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
+    if let Some(file) = chain_file(&verb.file) {
+        return chain(verb, &file, printer);
+    }
     let package = Package::open(&verb.file)?;
     let inspection = inspect(&package);
     let tokens = prompt(verb, host)?;
@@ -31,6 +47,27 @@ pub(crate) fn run(verb: &Inspect, host: Option<&dyn Host>, printer: &Printer) ->
     if let Some(activations) = activations {
         printer.data(&activations_text(&activations));
     }
+    Ok(())
+}
+
+/// Inspects every package of a chain.
+fn chain(verb: &Inspect, file: &Path, printer: &Printer) -> Result<(), Error> {
+    if verb.prompt.prompt.is_some() || verb.prompt.prompt_tokens.is_some() {
+        let message = "activations are shown of one package, not of a chain";
+        return Err(Error::new(ErrorKind::Usage, message).hint("leave the prompt out"));
+    }
+    let folder = file.parent().unwrap_or(Path::new("."));
+    let packages = ChainFile::read(file)?
+        .stages
+        .iter()
+        .map(|stage| Ok(inspect(&Package::open(&folder.join(&stage.package))?)))
+        .collect::<Result<Vec<_>, Error>>()?;
+    if printer.is_json() {
+        printer.document(&ChainReport { kind: "chain", path: file.display().to_string(), packages });
+        return Ok(());
+    }
+    printer.data(&format!("{}: a chain of {} packages\n", file.display(), packages.len()));
+    packages.iter().for_each(|package| printer.data(&format!("\n{}", text(package))));
     Ok(())
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod selftest;
 pub(crate) mod verify;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvbaton::layout::{CacheSpec, DType, Layout, ModelSpec, presets};
@@ -55,11 +56,12 @@ impl Runtime {
                 UnitsName::Cpu => Units::Cpu,
             }),
             cpu: self.executor.options(threads),
-            timeout: self.engine_timeout.map(Duration::from_secs),
+            timeout: self.limits.engine_timeout.map(Duration::from_secs),
+            prediction_timeout: self.limits.prediction_timeout.map(Duration::from_secs),
             stated,
             // Compiling for the Neural Engine takes minutes: whoever watches is told, once a second.
-            waiting: Some(Box::new(move |call, waited| {
-                bar.set_message(format!("{call}, {} s", waited.as_secs()));
+            waiting: Some(Arc::new(move |what: &str, waited: Duration| {
+                bar.set_message(format!("{what}, {} s", waited.as_secs()));
             })),
         }
     }

@@ -32,7 +32,8 @@ pub(crate) fn run(verb: &args::Selftest, host: Option<&dyn Host>, printer: &Prin
         rounds: verb.rounds,
         contexts: verb.context.clone(),
         threads: verb.threads,
-        timeout: verb.engine_timeout.map(Duration::from_secs),
+        timeout: verb.limits.engine_timeout.map(Duration::from_secs),
+        prediction_timeout: verb.limits.prediction_timeout.map(Duration::from_secs),
     };
     selftest(&what, &mut probes)?;
     decoder_probes(verb, &what, host, &mut probes);
@@ -134,6 +135,7 @@ fn tokens_agree(package: &Path, model: &Path, what: &Selftest, host: &dyn Host) 
         cpu: CpuOptions::with_threads(what.threads),
         stated: what.stated.clone(),
         timeout: what.timeout.filter(|_| cfg!(target_os = "macos")),
+        prediction_timeout: what.prediction_timeout.filter(|_| cfg!(target_os = "macos")),
         ..EngineOptions::default()
     };
     let mut engine = open_prefill(package, options)?;

@@ -3,15 +3,13 @@
 use std::path::Path;
 
 use kvbaton_layout::{LiveRows, TensorInfo};
-use kvbaton_memory::{Buffer, Bytes};
-use kvbaton_mil::program::TensorType;
-use kvbaton_runtime::{
-    ArrayInfo, CompiledFeature, CompiledFunction, Counts, Loaded, Runtime, Session, StateId, Units,
-};
+use kvbaton_memory::Bytes;
+use kvbaton_runtime::{ArrayInfo, Counts, Loaded, Runtime, Session, StateId, Units};
 
-use super::{described, floats, packed, tensor_type};
+use super::{RuntimePackage, logits};
 use crate::cpu::agree;
 use crate::decode::DecodeFacts;
+use crate::described::cache_tensor;
 use crate::functions::{Facts, decode_function};
 use crate::handoff::{hand_off_one, planned};
 use crate::inputs::Wanted as Input;
@@ -22,9 +20,9 @@ use crate::{
 /// A decode package behind a runtime's session. Its states stay on the session's thread: what goes into them is copied
 /// there by their handlers, and what comes out is a copy.
 pub struct RuntimeDecode<R: Runtime> {
-    session: Session<R>,
+    package: RuntimePackage<R>,
     facts: DecodeFacts,
-    function: CompiledFunction,
+    function: String,
     /// The states that hold the cache, as the program declares them.
     tensors: Vec<TensorInfo>,
     loaded: Loaded,
@@ -40,37 +38,34 @@ impl<R: Runtime> RuntimeDecode<R> {
     ///
     /// When it cannot be read or loaded, states neither its layout nor its model, does not decode, or the system is too
     /// old for states.
-    pub fn open(
-        mut session: Session<R>,
-        path: &Path,
-        units: Option<Units>,
-    ) -> Result<RuntimeDecode<R>, Error> {
-        let (mut functions, metadata) = described(path)?;
-        let (layout, model) = agree(path, &metadata, Stated::default())?;
+    pub fn open(session: Session<R>, path: &Path, units: Option<Units>) -> Result<RuntimeDecode<R>, Error> {
+        let mut package = RuntimePackage::open(session, path, units)?;
+        let (functions, metadata) = (&package.described.functions, &package.described.metadata);
+        let (layout, model) = agree(path, metadata, Stated::default())?;
         let token_shapes = functions.keys().map(|name| (name.clone(), None)).collect();
-        let facts = Facts { path, metadata: &metadata, token_shapes };
+        let facts = Facts { path, metadata, token_shapes };
         let states = |name: &str| -> Vec<(String, Vec<usize>)> {
             let found = functions.get(name).into_iter().flat_map(|f| &f.states);
             found.map(|s| (s.name.clone(), s.shape.clone())).collect()
         };
-        let (name, capacity) = decode_function(&facts, &layout, &model.cache, states)?;
-        let function = functions.remove(&name).expect("a function with states was found under this name");
+        let (function, capacity) = decode_function(&facts, &layout, &model.cache, states)?;
         let kept = layout.tensor_names(&model.cache)?;
-        let tensors = function
+        let tensors = package
+            .function(&function)?
             .states
             .iter()
             .filter(|s| kept.contains(&s.name))
-            .map(state_tensor)
+            .map(|s| cache_tensor("state", s))
             .collect::<Result<Vec<_>, _>>()?;
-        let loaded = session.load(path, function.name.as_deref(), units)?;
-        let state = session.new_state(function.name.as_deref())?;
+        let loaded = package.load(&function)?.clone();
+        let state = package.new_state(&function)?;
         let facts = DecodeFacts { model, layout, capacity };
-        Ok(RuntimeDecode { session, facts, function, tensors, loaded, state, seen: 0 })
+        Ok(RuntimeDecode { package, facts, function, tensors, loaded, state, seen: 0 })
     }
 
     /// Where all buffers are.
     pub fn counts(&self) -> Counts {
-        self.session.counts()
+        self.package.session.counts()
     }
 
     fn names(&self) -> Vec<String> {
@@ -92,7 +87,7 @@ impl<R: Runtime> RuntimeDecode<R> {
             let wanted = Wanted { layout: &layout, cache: &cache, live: &live, rows: None, whole: &[] };
             hand_off_one(&view, &wanted, &infos, index, bytes, &threads)
         };
-        self.session.write_state(self.state, &self.names(), write)
+        self.package.session.write_state(self.state, &self.names(), write)
     }
 }
 
@@ -111,8 +106,8 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
 
     fn clear(&mut self) -> Result<(), Error> {
         self.seen = 0;
-        self.session.drop_state(self.state);
-        self.state = self.session.new_state(self.function.name.as_deref())?;
+        self.package.session.drop_state(self.state);
+        self.state = self.package.new_state(&self.function)?;
         Ok(())
     }
 
@@ -132,27 +127,18 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
     }
 
     fn step(&mut self, token: u32) -> Result<Logits, Error> {
-        let types: Vec<(&str, TensorType)> = self
-            .function
-            .inputs
-            .iter()
-            .map(|i| (i.name.as_str(), tensor_type(i.element, &i.shape)))
-            .collect();
+        let types = self.package.described.inputs(&self.function);
         let wanted: Vec<Input<'_>> = types.iter().map(|(name, ty)| Input { name, ty }).collect();
-        let arrays = self.facts.inputs(&wanted, token, self.seen)?;
-        let inputs =
-            arrays.into_iter().map(|(name, array)| packed(name, &array)).collect::<Result<_, _>>()?;
-        let name = self.function.name.as_deref();
-        let outputs = self.session.step(name, self.state, inputs, &self.function.outputs)?;
+        let inputs = self.facts.inputs(&wanted, token, self.seen)?;
+        let outputs = self.package.run(&self.function, inputs, Some(self.state))?;
         self.seen += 1;
-        Ok(Logits { values: floats(&self.facts.logits(outputs, |o| &o.name)?)? })
+        logits(&self.facts.logits(outputs, |o| &o.name)?)
     }
 
     fn cache(&mut self) -> Result<CacheView, Error> {
-        let copies = self.session.read_state(self.state, &self.names())?;
+        let copies = self.package.session.read_state(self.state, &self.names())?;
         let tensors = self.tensors.iter().zip(copies).map(|(info, (reported, bytes))| {
-            let bytes = Bytes::new(Buffer::copy_of(&bytes));
-            Ok(Tensor { info: shown(info, &reported)?, bytes })
+            Ok(Tensor { info: shown(info, &reported)?, bytes: Bytes::new(bytes) })
         });
         let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
         self.facts.view(tensors, self.seen)
@@ -169,18 +155,6 @@ impl<R: Runtime> Decode for RuntimeDecode<R> {
     fn notes(&self) -> &[String] {
         &self.loaded.notes
     }
-}
-
-/// A state as a cache tensor, packed.
-fn state_tensor(state: &CompiledFeature) -> Result<TensorInfo, Error> {
-    let dtype = state.element.dtype().ok_or_else(|| {
-        let message = format!(
-            "the state `{}` has elements of type {:?}: it cannot hold a cache",
-            state.name, state.element
-        );
-        Error::new(ErrorKind::Layout, message)
-    })?;
-    Ok(TensorInfo::contiguous(state.name.clone(), dtype, &state.shape))
 }
 
 /// The tensor as the runtime shows it this time, if it is the one that was declared.

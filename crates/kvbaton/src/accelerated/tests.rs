@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use kvbaton_copy::Threads;
 use kvbaton_layout::{CacheSpec, DType, presets};
+use kvbaton_runtime::Patience;
 use kvbaton_runtime::fake::{FakeRuntime, Habits, Tally, element};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{HandoffOptions, Target, hand_off};
+use crate::{ErrorKind, HandoffOptions, Target, hand_off};
 
 const LAYERS: usize = 2;
 const HEADS: usize = 2;
@@ -36,9 +38,15 @@ fn rig_on(package: &str, layers: usize, habits: Habits) -> Rig {
     let stated = Stated { layout: Some(presets::get("kvbaton-stacked").unwrap()), model };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mil/testdata").join(package);
     let tally = Arc::new(Tally::default());
-    let counted = tally.clone();
-    let session = Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()));
+    let session = limited(&tally, habits, Patience::default().predict);
     Rig { engine: RuntimePrefill::open(session, &path, None, stated).unwrap(), tally }
+}
+
+/// A session whose predictions may take so long.
+fn limited(tally: &Arc<Tally>, habits: Habits, predict: Duration) -> Session<FakeRuntime> {
+    let counted = tally.clone();
+    Session::new(move || FakeRuntime::new(habits.clone(), counted.clone()))
+        .with_patience(Patience::chosen(None, Some(predict)))
 }
 
 /// Hands a view over to mlx-lm's layout in float16 and checks every element.
@@ -114,6 +122,28 @@ fn a_failed_prediction_leaves_the_engine_usable() {
     let Rig { mut engine, .. } = rig(Habits { fails_at: vec![0], ..Habits::default() });
     assert_eq!(engine.prefill(&[1]).unwrap_err().kind(), ErrorKind::Program);
     assert!(engine.prefill(&[1]).is_ok());
+}
+
+#[test]
+fn a_prediction_that_hangs_is_named_with_its_limit_and_nothing_is_left_of_it() {
+    let hang = Duration::from_millis(400);
+    let Rig { mut engine, tally } = rig(Habits::default());
+    let hangs = Habits { hangs_at: vec![0], hang, ..Habits::default() };
+    engine.package.session = limited(&tally, hangs, Duration::from_millis(100));
+    let error = engine.prefill(&[1]).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("the prediction did not return within 0.1 s (function `prefill_8` of `"),
+        "{text}"
+    );
+    assert!(text.contains("two_functions.mlpackage"), "{text}");
+    assert!(error.get_hint().unwrap().contains("--prediction-timeout"));
+    assert_eq!((error.kind(), error.fields()["function"].as_str()), (ErrorKind::Internal, Some("prefill_8")));
+    hand_over(&engine.prefill(&[1, 2]).unwrap().cache, &[1, 2]);
+    std::thread::sleep(hang);
+    let counts = engine.counts();
+    assert_eq!(counts, Counts { free: counts.free, ..Counts::default() });
+    assert_eq!((tally.arrays.load(Ordering::SeqCst), tally.locks.load(Ordering::SeqCst)), (counts.free, 0));
 }
 
 #[test]

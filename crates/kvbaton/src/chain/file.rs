@@ -56,6 +56,17 @@ struct RawStage {
 }
 
 impl ChainFile {
+    /// Reads a `chain.toml`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, and as [`ChainFile::parse`]; the message names the file.
+    pub fn read(file: &Path) -> Result<ChainFile, Error> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| Error::new(ErrorKind::Package, format!("`{}`: {e}", file.display())))?;
+        ChainFile::parse(&text).map_err(|e| Error::new(e.kind(), format!("`{}`: {e}", file.display())))
+    }
+
     /// Reads the text of a `chain.toml`.
     ///
     /// # Errors

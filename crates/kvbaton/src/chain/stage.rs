@@ -1,55 +1,52 @@
 //! One package of a chain.
 
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
-use kvbaton_exec::{Array, Executable, Options, State};
+use kvbaton_exec::Array;
 use kvbaton_layout::{CacheSpec, Layout, ModelSpec, Sizes, TensorInfo};
 use kvbaton_memory::{Buffer, Bytes};
-use kvbaton_mil::program::ValueType;
-use kvbaton_mil::{FUNCTIONS_KEY, LAYOUT_KEY, PAST_KEY, Package};
+use kvbaton_mil::{FUNCTIONS_KEY, LAYOUT_KEY, PAST_KEY};
+use kvbaton_runtime::{CompiledFeature, Loaded};
 
+use super::engine::{Left, StageEngine};
 use crate::chunks::Step;
-use crate::cpu::{declared_model, past_inputs};
-use crate::functions::{Facts, PrefillFunctions, check_declared, prefill_functions};
+use crate::cpu::declared_model;
+use crate::described::Described;
+use crate::engine::file_name;
+use crate::functions::{PrefillFunctions, check_declared, function_length, prefill_functions};
 use crate::inputs::{self, Wanted};
-use crate::tensors::tensor;
 use crate::{Error, ErrorKind, FunctionInfo, Tensor};
 
-/// A package, its layout and what it keeps.
+/// A package, its layout and what runs it.
 pub(super) struct Stage {
-    package: Arc<Package>,
+    engine: Box<dyn StageEngine>,
     /// Names of its inputs and outputs, and what its tensors hold.
     pub(super) layout: Layout,
     pub(super) past: Option<Layout>,
     pub(super) functions: PrefillFunctions,
     /// The function to run, where the chain names one.
     function: Option<String>,
-    loaded: BTreeMap<String, Executable>,
-    state: Option<State>,
     /// Goes before the names of its tensors.
     prefix: String,
-    options: Options,
 }
 
 /// What goes from package to package.
 #[derive(Default)]
 pub(super) struct Passed {
-    hidden: Option<Array>,
+    hidden: Option<Left>,
     /// Everything that leaves the chain.
-    pub(super) outputs: Vec<(String, Array)>,
+    pub(super) outputs: Vec<Left>,
 }
 
 impl Stage {
     pub(super) fn open(
-        path: &Path,
+        engine: Box<dyn StageEngine>,
         function: Option<String>,
         layout: Option<Layout>,
-        options: &Options,
     ) -> Result<Stage, Error> {
-        let package = Arc::new(Package::open(path)?);
-        let declared = package.metadata().get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
+        let described = engine.described();
+        let (path, metadata) = (&described.path, &described.metadata);
+        let declared = metadata.get(LAYOUT_KEY).map(|text| Layout::from_toml(text)).transpose()?;
         let layout = match (declared, layout) {
             (Some(own), Some(said)) if own != said => {
                 let message = format!(
@@ -71,46 +68,36 @@ impl Stage {
                     .field("key", LAYOUT_KEY));
             }
         };
-        let past = package.metadata().get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
-        let functions = if package.metadata().contains_key(FUNCTIONS_KEY) && function.is_none() {
+        let past = metadata.get(PAST_KEY).map(|text| Layout::from_toml(text)).transpose()?;
+        let says_functions = metadata.contains_key(FUNCTIONS_KEY);
+        let functions = if says_functions && function.is_none() {
             let tokens_input = layout.inputs.tokens.as_deref().unwrap_or_default();
-            let found = prefill_functions(&Facts::of(&package, tokens_input), tokens_input)?;
-            check_declared(&package, &found, &layout.inputs, false)?;
+            let facts = described.facts(tokens_input);
+            let found = prefill_functions(&facts, tokens_input)?;
+            check_declared(&facts, &found, &layout.inputs, false, |f| input_shapes(described, f))?;
             found
         } else {
-            one_function(&package, function.as_deref(), &layout)?
+            one_function(described, function.as_deref(), &layout)?
         };
-        let function = function.or_else(|| {
-            let only = functions.whole.first().filter(|_| !package.metadata().contains_key(FUNCTIONS_KEY));
-            only.map(|f| f.name.clone())
-        });
-        let (loaded, state, prefix) = (BTreeMap::new(), None, String::new());
-        Ok(Stage {
-            package,
-            layout,
-            past,
-            functions,
-            function,
-            loaded,
-            state,
-            prefix,
-            options: options.clone(),
-        })
+        let only = functions.whole.first().filter(|_| !says_functions).map(|f| f.name.clone());
+        Ok(Stage { layout, past, functions, function: function.or(only), prefix: String::new(), engine })
     }
 
     pub(super) fn path(&self) -> &Path {
-        self.package.path()
+        &self.engine.described().path
+    }
+
+    pub(super) fn engine(&self) -> &'static str {
+        self.engine.name()
     }
 
     pub(super) fn model(&self) -> Result<Option<ModelSpec>, Error> {
-        declared_model(self.package.metadata())
+        declared_model(&self.engine.described().metadata)
     }
 
     /// Whether it has a part of the cache: outputs or states that its layout, or the chain's, speaks of.
     pub(super) fn has_cache(&self) -> bool {
-        let name = self.function.as_deref().or_else(|| self.functions.whole.first().map(|f| f.name.as_str()));
-        let states = self.package.function(name).is_ok_and(|f| !f.states.is_empty());
-        states || !self.layout.tensors.is_empty()
+        !self.states().is_empty() || !self.layout.tensors.is_empty()
     }
 
     /// Names its tensors as those of the `n`-th package with a cache.
@@ -129,54 +116,62 @@ impl Stage {
         self.function.as_deref().unwrap_or(asked)
     }
 
-    pub(super) fn load(&mut self, function: &str) -> Result<&Executable, Error> {
+    pub(super) fn load(&mut self, function: &str) -> Result<(), Error> {
         let name = self.function_name(function).to_owned();
-        if !self.loaded.contains_key(&name) {
-            let mut executable = Executable::load(self.package.clone(), &name, &self.options)?;
-            if let Some(other) = self.loaded.values().next() {
-                executable = executable.sharing_memory_with(other);
-            }
-            self.loaded.insert(name.clone(), executable);
-        }
-        Ok(&self.loaded[&name])
+        self.engine.load(&name)
     }
 
-    pub(super) fn past_inputs(&mut self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
-        past_inputs(self.load(function)?, names)
+    /// For which units a step's function was loaded, where the engine has units.
+    pub(super) fn loaded(&self, function: &str) -> Option<&Loaded> {
+        self.engine.loaded(self.function_name(function))
+    }
+
+    /// Adds what there is to know of how a step's function was loaded.
+    pub(super) fn notes(&self, function: &str, notes: &mut Vec<String>) {
+        let own = self.loaded(function).into_iter().flat_map(|l| &l.notes);
+        notes.extend(own.map(|note| format!("{}: {note}", file_name(self.path()))));
+    }
+
+    pub(super) fn settle(&mut self) {
+        self.engine.settle();
+    }
+
+    pub(super) fn past_inputs(&self, function: &str, names: &[String]) -> Result<Vec<TensorInfo>, Error> {
+        self.engine.described().past_inputs(self.function_name(function), names)
+    }
+
+    /// The states that its functions have.
+    fn states(&self) -> &[CompiledFeature] {
+        let name = self.function.as_deref().or_else(|| self.functions.whole.first().map(|f| f.name.as_str()));
+        self.engine.described().function(name).map_or(&[], |(_, f)| &f.states)
     }
 
     /// The rows that its states hold, if it has any.
-    pub(super) fn state_rows(&mut self, layout: &Layout, cache: &CacheSpec) -> Result<Option<usize>, Error> {
-        let prefix = self.prefix.clone();
-        let name = self.functions.whole.first().map_or_else(String::new, |f| f.name.clone());
-        let executable = self.load(&name)?;
-        let Some(first) = executable.states().first() else { return Ok(None) };
-        let named = format!("{prefix}{}", first.name);
-        let shape = first.ty.fixed_shape().unwrap_or_default();
+    pub(super) fn state_rows(&self, layout: &Layout, cache: &CacheSpec) -> Option<usize> {
+        let CompiledFeature { name, shape, .. } = self.states().first()?;
+        let named = format!("{}{name}", self.prefix);
         // One of its dimensions is the capacity: with it the layout gives the state this very shape.
         let rows = shape.iter().copied().find(|&capacity| {
             let dtype = kvbaton_layout::DType::Float16;
             let sizes = Sizes { capacity, dtype, block_rows: 16, row_stride_bytes: None };
             let tensors = layout.tensors(cache, &sizes).unwrap_or_default();
-            tensors.iter().any(|t| t.name == named && t.shape == shape)
+            tensors.iter().any(|t| t.name == named && t.shape == *shape)
         });
         // What the layout cannot tell is bounded by the state itself.
-        Ok(Some(rows.unwrap_or_else(|| shape.iter().rev().nth(1).copied().unwrap_or(0))))
+        Some(rows.unwrap_or_else(|| shape.iter().rev().nth(1).copied().unwrap_or(0)))
     }
 
     /// Empties its states.
-    pub(super) fn clear(&mut self) -> Result<(), Error> {
-        self.state = None;
-        Ok(())
+    pub(super) fn clear(&mut self) {
+        self.engine.clear();
     }
 
     /// Its states as tensors of a cache.
-    pub(super) fn state_tensors(&self) -> Result<Vec<Tensor>, Error> {
-        let Some(state) = &self.state else { return Ok(Vec::new()) };
-        let mut tensors = Vec::new();
-        for feature in state.features() {
-            let name = format!("{}{}", self.prefix, feature.name);
-            tensors.extend(tensor(name, &state.array(&feature.name)?));
+    pub(super) fn state_tensors(&mut self, function: &str) -> Result<Vec<Tensor>, Error> {
+        let name = self.function_name(function).to_owned();
+        let mut tensors = self.engine.states(&name)?;
+        for tensor in &mut tensors {
+            tensor.info.name = format!("{}{}", self.prefix, tensor.info.name);
         }
         Ok(tensors)
     }
@@ -189,43 +184,50 @@ impl Stage {
         past: &[(String, Array)],
         passed: &mut Passed,
     ) -> Result<(), Error> {
-        let one_row = self.takes_one_row();
-        let layout = self.layout.clone();
-        let prefix = self.prefix.clone();
-        self.load(&step.function)?;
-        let executable = &self.loaded[self.function_name(&step.function)];
-        let wanted: Vec<Wanted<'_>> =
-            executable.inputs().iter().map(|f| Wanted { name: &f.name, ty: &f.ty }).collect();
-        let mut given: Vec<(String, Array)> =
-            past.iter().filter(|(name, _)| wanted.iter().any(|w| w.name == name)).cloned().collect();
-        if let (Some(name), Some(hidden)) = (&layout.inputs.hidden, passed.hidden.take()) {
-            let hidden = if one_row { row(&hidden, tokens.len() - 1)? } else { hidden };
-            given.push((name.clone(), hidden));
-        }
-        let length = if one_row { 1 } else { step.length };
-        let own = if one_row { &tokens[tokens.len() - 1..] } else { tokens };
-        let inputs = inputs::build_after(&layout, &wanted, own, length, step.first, &given)?;
-        let inputs: Vec<(&str, Array)> = inputs.iter().map(|(n, a)| (n.as_str(), a.clone())).collect();
-        let outputs = if executable.states().is_empty() {
-            executable.run(&inputs)?
-        } else {
-            if self.state.is_none() {
-                self.state = Some(executable.new_state()?);
-            }
-            let state = self.state.as_mut().expect("made above");
-            executable.run_with(&inputs, state)?
-        };
-        for (name, array) in outputs {
-            if Some(&name) == layout.outputs.hidden.as_ref() {
-                passed.hidden = Some(array);
-            } else if Some(&name) == layout.outputs.logits.as_ref() {
-                passed.outputs.push((name, array));
+        let function = self.function_name(&step.function).to_owned();
+        let inputs = self.inputs(&function, step, tokens, past, passed.hidden.take())?;
+        let names = &self.layout.outputs;
+        for left in self.engine.run(&function, inputs)? {
+            let is = |name: &Option<String>| name.as_deref() == Some(left.name());
+            if is(&names.hidden) {
+                passed.hidden = Some(left);
+            } else if is(&names.logits) {
+                passed.outputs.push(left);
             } else {
-                passed.outputs.push((format!("{prefix}{name}"), array));
+                let name = format!("{}{}", self.prefix, left.name());
+                passed.outputs.push(left.named(name));
             }
         }
         Ok(())
     }
+
+    /// What a function takes at a step.
+    fn inputs(
+        &self,
+        function: &str,
+        step: &Step,
+        tokens: &[u32],
+        past: &[(String, Array)],
+        hidden: Option<Left>,
+    ) -> Result<Vec<(String, Array)>, Error> {
+        let types = self.engine.described().inputs(function);
+        let wanted: Vec<Wanted<'_>> = types.iter().map(|(name, ty)| Wanted { name, ty }).collect();
+        let mut given: Vec<(String, Array)> =
+            past.iter().filter(|(name, _)| wanted.iter().any(|w| w.name == name)).cloned().collect();
+        let one_row = self.takes_one_row();
+        if let (Some(name), Some(hidden)) = (&self.layout.inputs.hidden, hidden) {
+            let (_, hidden) = hidden.array()?;
+            given.push((name.clone(), if one_row { row(&hidden, tokens.len() - 1)? } else { hidden }));
+        }
+        let (own, length) = if one_row { (&tokens[tokens.len() - 1..], 1) } else { (tokens, step.length) };
+        inputs::build_after(&self.layout, &wanted, own, length, step.first, &given)
+    }
+}
+
+/// Names and shapes of a function's inputs.
+fn input_shapes(described: &Described, function: &str) -> Vec<(String, Vec<usize>)> {
+    let inputs = described.functions.get(function).into_iter().flat_map(|f| &f.inputs);
+    inputs.map(|i| (i.name.clone(), i.shape.clone())).collect()
 }
 
 /// Row `index` of hidden states `(1, S, hidden)`.
@@ -241,33 +243,20 @@ fn row(hidden: &Array, index: usize) -> Result<Array, Error> {
 
 /// The one function of a package that does not say what its functions are.
 fn one_function(
-    package: &Package,
+    described: &Described,
     function: Option<&str>,
     layout: &Layout,
 ) -> Result<PrefillFunctions, Error> {
-    let found = package.function(function)?;
-    let input = |name: &Option<String>| {
-        let name = name.as_ref()?;
-        let value = found.inputs.iter().map(|&id| found.value(id)).find(|v| v.name == *name)?;
-        match &value.ty {
-            ValueType::Tensor(ty) => ty.fixed_shape(),
-            _ => None,
-        }
-    };
-    let names = &layout.inputs;
-    let tokens = match (input(&names.tokens).as_deref(), input(&names.hidden).as_deref()) {
-        (Some([1, tokens]), _) | (_, Some([1, tokens, _])) => *tokens,
-        _ => {
-            let message = format!(
-                "`{}`: function `{}` has neither tokens of shape (1, S) nor hidden states of shape (1, S, hidden)",
-                package.path().display(),
-                found.name
-            );
-            return Err(Error::new(ErrorKind::Layout, message)
-                .hint("name them in the stage's layout: [inputs] tokens or hidden"));
-        }
-    };
-    let whole = vec![FunctionInfo { name: found.name.clone(), tokens }];
+    let (name, _) = described.function(function)?;
+    let tokens = function_length(&layout.inputs, &input_shapes(described, name)).ok_or_else(|| {
+        let message = format!(
+            "`{}`: function `{name}` has neither tokens of shape (1, S) nor hidden states of shape (1, S, hidden)",
+            described.path.display(),
+        );
+        Error::new(ErrorKind::Layout, message)
+            .hint("name them in the stage's layout: [inputs] tokens or hidden")
+    })?;
+    let whole = vec![FunctionInfo { name: name.to_owned(), tokens }];
     Ok(PrefillFunctions { whole, chunks: Vec::new() })
 }
 

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use kvbaton_exec::{Array, Executable, Feature, Options, State};
 use kvbaton_memory::{Buffer, Bytes};
 use kvbaton_mil::Package;
-use kvbaton_runtime::ArrayInfo;
-use kvbaton_runtime::fake::{Program, Programs, Values};
+use kvbaton_runtime::fake::{FakeRuntime, Habits, Program, Programs, Tally, Values};
+use kvbaton_runtime::{ArrayInfo, Session};
 
+use crate::engine::open_prefill_on;
 use crate::tensors::{data_type_of, element_of};
+use crate::{EngineOptions, Error, Prefill};
 
 /// Programs for [`FakeRuntime::computing`](kvbaton_runtime::fake::FakeRuntime::computing) that the executor runs: the
 /// runtime keeps its habits, and its outputs are the executor's.
@@ -22,6 +24,24 @@ pub fn executed(threads: usize) -> Programs {
         let program = Executable::load(package.clone(), function, &options).map_err(|e| e.to_string())?;
         let state = program.new_state().map_err(|e| e.to_string())?;
         Ok(Box::new(Executed { program, state }) as Box<dyn Program>)
+    })
+}
+
+/// Opens a package or a chain of them as it is opened on Core ML, with the fake of it in Core ML's place: every package has
+/// a runtime of its own with these habits, and `options.cpu.threads` of the executor behind its calls.
+///
+/// # Errors
+///
+/// As [`open_prefill`](crate::open_prefill).
+pub fn open_on_runtime(
+    path: &Path,
+    habits: Habits,
+    options: EngineOptions,
+) -> Result<Box<dyn Prefill>, Error> {
+    let programs = executed(options.cpu.threads);
+    open_prefill_on(path, options, || {
+        let (habits, programs, tally) = (habits.clone(), programs.clone(), Arc::new(Tally::default()));
+        Session::new(move || FakeRuntime::new(habits.clone(), tally.clone()).computing(programs.clone()))
     })
 }
 

@@ -21,7 +21,7 @@ use crate::{
     Bytes, CacheView, Error, ErrorKind, FunctionInfo, Logits, Prefill, PrefillReport, Prefilled, Tensor,
 };
 
-pub use executed::executed;
+pub use executed::{executed, open_on_runtime};
 pub use kvbaton_runtime::fake::element;
 
 /// How the engine misbehaves.

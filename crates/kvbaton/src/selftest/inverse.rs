@@ -34,7 +34,7 @@ pub fn write_into(memory: WritableBytes) -> Result<WrittenInto, Error> {
 
 #[cfg(target_os = "macos")]
 fn this_system() -> Session<impl Runtime> {
-    crate::apple::session(None, None)
+    crate::apple::session()
 }
 
 #[cfg(not(target_os = "macos"))]

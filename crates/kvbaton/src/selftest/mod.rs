@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(target_os = "macos")]
+use kvbaton_runtime::Patience;
 use kvbaton_runtime::Session;
 use kvbaton_runtime::fake::{FakeRuntime, Habits, Tally};
 use serde::Serialize;
@@ -40,6 +42,8 @@ pub struct Selftest {
     pub threads: usize,
     /// How long Core ML may take to load a function.
     pub timeout: Option<Duration>,
+    /// How long one prediction of Core ML's may take.
+    pub prediction_timeout: Option<Duration>,
 }
 
 /// How a probe ended.
@@ -188,7 +192,8 @@ fn fake_session(habits: Habits) -> Session<FakeRuntime> {
 
 #[cfg(target_os = "macos")]
 fn coreml(what: &Selftest, packages: &Packages, probes: &mut Probes<'_>) {
-    runtime::probe("coreml", || crate::apple::session(what.timeout, None), what, packages, probes);
+    let patience = Patience::chosen(what.timeout, what.prediction_timeout);
+    runtime::probe("coreml", || crate::apple::session().with_patience(patience), what, packages, probes);
 }
 
 #[cfg(not(target_os = "macos"))]

@@ -33,6 +33,29 @@ const DECODE: Files = package!(
     "Data/com.apple.CoreML/weights/weight.bin"
 );
 
+/// The parts of a chain; its own file lies beside them.
+const PARTS: [(&str, Files); 2] = [
+    (
+        "chain/part_0.mlpackage",
+        package!(
+            "testdata/chain/part_0.mlpackage",
+            "Manifest.json",
+            "Data/com.apple.CoreML/model.mlmodel",
+            "Data/com.apple.CoreML/weights/weight.bin"
+        ),
+    ),
+    (
+        "chain/part_1.mlpackage",
+        package!(
+            "testdata/chain/part_1.mlpackage",
+            "Manifest.json",
+            "Data/com.apple.CoreML/model.mlmodel",
+            "Data/com.apple.CoreML/weights/weight.bin"
+        ),
+    ),
+];
+const CHAIN: Files = package!("testdata/chain", "chain.toml");
+
 /// The packages, unpacked into a temporary folder that goes with this value, and all that is compiled of them.
 pub(super) struct Packages {
     _folder: tempfile::TempDir,
@@ -47,6 +70,8 @@ pub(super) struct Packages {
     pub(super) prefill: PathBuf,
     /// The same model decoding, its cache of 32 rows in states.
     pub(super) decode: PathBuf,
+    /// The same model split in two, for prompts of up to 32 tokens in chunks of 8: the folder of a chain.
+    pub(super) chain: PathBuf,
 }
 
 impl Packages {
@@ -69,7 +94,11 @@ impl Packages {
         let sides = miniature(write("sides.mlpackage", SIDES)?);
         let prefill = write("prefill.mlpackage", PREFILL)?;
         let decode = write("decode.mlpackage", DECODE)?;
-        Ok(Packages { _folder: folder, compiled, double, sum, sides, prefill, decode })
+        for (name, files) in PARTS {
+            write(name, files)?;
+        }
+        let chain = write("chain", CHAIN)?;
+        Ok(Packages { _folder: folder, compiled, double, sum, sides, prefill, decode, chain })
     }
 
     /// A session for these packages: what it compiles goes with them.

@@ -16,12 +16,12 @@ use super::packages::{Miniature, Packages};
 use super::{Found, Probes, Selftest, failed, found};
 use crate::bench::resident_bytes;
 use crate::{
-    CpuDecode, CpuOptions, CpuPrefill, Decode, Logits, Prefill, RuntimeDecode, RuntimePrefill, Stated,
-    Threads,
+    ChainPrefill, CpuDecode, CpuOptions, CpuPrefill, Decode, Logits, Prefill, Prefilled, RuntimeDecode,
+    RuntimePrefill, Stated, Threads, chain_file,
 };
 
 /// The probes, in order.
-pub(super) const NAMES: [&str; 13] = [
+pub(super) const NAMES: [&str; 14] = [
     "system and limits",
     "load and predict: all",
     "load and predict: cpu-and-ne",
@@ -33,6 +33,7 @@ pub(super) const NAMES: [&str; 13] = [
     "state",
     "sides of states",
     "decode with states",
+    "a chain of packages",
     "hand-offs in a row",
     "memory of large outputs",
 ];
@@ -45,7 +46,8 @@ pub(super) fn probe<R: Runtime>(
     packages: &Packages,
     probes: &mut Probes<'_>,
 ) {
-    let [system, all, ne, gpu, cpu, sizes, strides, locks, state, sides, decode, rounds, large] = NAMES;
+    let [system, all, ne, gpu, cpu, sizes, strides, locks, state, sides, decode, chain, rounds, large] =
+        NAMES;
     let mut own = session();
     let mut limits = SurfaceLimits::GUARANTEED;
     probes.run(group, system, || {
@@ -81,6 +83,7 @@ pub(super) fn probe<R: Runtime>(
             for name in [state, sides, decode] {
                 probes.not_run(group, name, "states need macOS 15");
             }
+            probes.not_run(group, chain, "packages of several functions need macOS 15");
         }
         _ => {
             probes.run(group, state, || {
@@ -99,6 +102,7 @@ pub(super) fn probe<R: Runtime>(
                 }
             });
             probes.run(group, decode, || decode_with_states(&session, packages));
+            probes.run(group, chain, || chain_of_packages(&session, what, packages));
         }
     }
     probes.run(group, rounds, || hand_offs_in_a_row(session(), what, packages));
@@ -127,33 +131,62 @@ fn load_and_predict<R: Runtime>(
         "plan": engine.loaded().values().next().and_then(|l| l.plan.clone()),
     };
     let mut executor = CpuPrefill::open_stated(path, what.threads, stated)?;
-    let expected = executor.prefill(&tokens)?;
-    let (mut largest, mut dot, mut own, mut other) = (0f64, 0f64, 0f64, 0f64);
-    for (left, right) in done.cache.tensors().iter().zip(expected.cache.tensors()) {
+    found.append(&mut compared(&done, &executor.prefill(&tokens)?));
+    judged(found)
+}
+
+/// How far what an engine left is from what the executor left.
+fn compared(own: &Prefilled, expected: &Prefilled) -> Map<String, Value> {
+    let rows = own.report.tokens;
+    let (mut largest, mut dot, mut left_square, mut right_square) = (0f64, 0f64, 0f64, 0f64);
+    for (left, right) in own.cache.tensors().iter().zip(expected.cache.tensors()) {
         if left.info.name != right.info.name || left.info.shape != right.info.shape {
-            return failed(
-                format!("`{}` is not the executor's `{}`", left.info.name, right.info.name),
-                found,
-            );
+            return found! {"unlike": format!("`{}` is not the executor's `{}`", left.info.name, right.info.name)};
         }
-        for (a, b) in live(left, tokens.len()).zip(live(right, tokens.len())) {
+        for (a, b) in live(left, rows).zip(live(right, rows)) {
             let (a, b) = (f64::from(a), f64::from(b));
             largest = largest.max((a - b).abs());
-            (dot, own, other) = (dot + a * b, own + a * a, other + b * b);
+            (dot, left_square, right_square) = (dot + a * b, left_square + a * a, right_square + b * b);
         }
     }
-    let cosine = dot / (own * other).sqrt().max(f64::MIN_POSITIVE);
-    let argmax = |l: &Option<crate::Logits>| {
+    let argmax = |l: &Option<Logits>| {
         l.as_ref().and_then(|l| l.values.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i))
     };
-    let same = argmax(&done.logits) == argmax(&expected.logits);
-    found.append(&mut found! {
-        "cache_largest_difference": largest, "cache_cosine": cosine, "same_next_token": same,
-    });
-    if cosine < 0.999 || !same {
+    found! {
+        "cache_largest_difference": largest,
+        "cache_cosine": dot / (left_square * right_square).sqrt().max(f64::MIN_POSITIVE),
+        "same_next_token": argmax(&own.logits) == argmax(&expected.logits),
+    }
+}
+
+/// Whether an engine's cache points where the executor's does, and leads to the same token.
+fn judged(found: Map<String, Value>) -> Found {
+    let close = found.get("cache_cosine").and_then(Value::as_f64).is_some_and(|cosine| cosine >= 0.999);
+    if !close || found.get("same_next_token") != Some(&json!(true)) {
         return failed("the outputs are not the executor's", found);
     }
     Ok(found)
+}
+
+/// A prompt in chunks through both packages of a chain.
+fn chain_of_packages<R: Runtime>(
+    session: &impl Fn() -> Session<R>,
+    what: &Selftest,
+    packages: &Packages,
+) -> Found {
+    const TOKENS: u32 = 20;
+    let file = chain_file(&packages.chain).unwrap_or_else(|| packages.chain.clone());
+    let session = |_: &Path| packages.session(session());
+    let mut engine = ChainPrefill::open_on(&file, session, None, Stated::default())?;
+    let mut executor = ChainPrefill::open(&file, CpuOptions::with_threads(what.threads), Stated::default())?;
+    let tokens: Vec<u32> = (0..TOKENS).map(|i| (i * 7919 + 13) % 48).collect();
+    let done = engine.prefill(&tokens)?;
+    let mut found = found! {
+        "tokens": tokens.len(), "prefill_seconds": done.report.seconds, "notes": done.report.notes,
+        "compute_units": done.report.compute_units,
+    };
+    found.append(&mut compared(&done, &executor.prefill(&tokens)?));
+    judged(found)
 }
 
 /// The live rows of a cache tensor whose last two axes are rows and lanes, as float32.

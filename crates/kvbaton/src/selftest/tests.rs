@@ -8,6 +8,7 @@ fn small() -> Selftest {
         contexts: vec![64],
         threads: 1,
         timeout: None,
+        prediction_timeout: None,
     }
 }
 
@@ -106,8 +107,8 @@ fn what_is_compiled_of_the_miniatures_goes_with_them() {
     runtime::probe("fake", session, &Selftest { rounds: 2, ..small() }, &packages, &mut probes);
     assert_eq!(probes.report(None).verdict, "pass");
     drop(packages);
-    // Five packages were compiled, each of them once, by whichever probe came first.
+    // Seven packages were compiled, each of them once, by whichever probe came first.
     let compiled = tally.compiled_to.lock().unwrap();
-    assert_eq!(compiled.len(), 5);
+    assert_eq!(compiled.len(), 7);
     assert!(!folder.exists() && compiled.iter().all(|path| !path.exists()), "{compiled:?}");
 }

@@ -24,7 +24,6 @@ use prompt::prompt_tokens;
 use report::{DecodeReport, Report, summary};
 
 pub(super) use decoder::check_models;
-pub(super) use producer::chain_file;
 pub(super) use prompt::whole_prompt;
 
 pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {

@@ -1,9 +1,9 @@
 //! Where the cache of a run comes from.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvbaton::layout::{Layout, LiveRows, ModelSpec};
-use kvbaton::{Error, ErrorKind, Prefill, Stated, open_chain, open_prefill};
+use kvbaton::{Error, ErrorKind, Prefill, Stated, chain_file, open_prefill};
 
 use super::super::{described, layout};
 use crate::Host;
@@ -58,15 +58,7 @@ pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) ->
     if let Some((flag, _)) = flags.iter().find(|(_, value)| value.is_some()) {
         return Err(Error::new(ErrorKind::Usage, format!("{flag} is for dumps; a package's rows are known")));
     }
-    if let Some(file) = chain {
-        // The flags of the other engine may be meant for a package that decodes.
-        let mut options = verb.runtime.options(verb.threads, Stated { layout, model: described()? }, printer);
-        if is_package(&verb.decode) || verb.decode_package.is_some() {
-            (options.engine, options.units, options.timeout) = (None, None, None);
-        }
-        return Ok(Producer::Engine(open_chain(&file, options)?));
-    }
-    if !is_package(&verb.prefill) && verb.prefill.join("config.json").is_file() {
+    if chain.is_none() && !is_package(&verb.prefill) && verb.prefill.join("config.json").is_file() {
         if layout.is_some() || foreign.model.is_some() {
             let message = "--layout and --model are for packages and dumps; an MLX model's cache is known";
             return Err(Error::new(ErrorKind::Usage, message));
@@ -78,15 +70,6 @@ pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) ->
     let stated = Stated { layout, model: described()? };
     let options = verb.runtime.options(verb.threads, stated, printer);
     Ok(Producer::Engine(open_prefill(&verb.prefill, options)?))
-}
-
-/// The chain file that a path names, itself or by its folder.
-pub(in crate::commands) fn chain_file(path: &Path) -> Option<PathBuf> {
-    let inside = path.join("chain.toml");
-    if path.is_file() && path.extension().is_some_and(|e| e == "toml") {
-        return Some(path.to_owned());
-    }
-    inside.is_file().then_some(inside)
 }
 
 /// The rows of a dump, as the flags say.

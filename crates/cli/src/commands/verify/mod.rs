@@ -11,11 +11,11 @@ use clap::ValueEnum;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
     CacheView, DigestCache, Engine, EngineOptions, Error, ErrorKind, Prefill, Prefilled, Stated, Waived,
-    files_digest, open_chain, open_prefill,
+    files_digest, open_prefill,
 };
 use serde_json::{Map, Value, json};
 
-use super::run::{chain_file, check_models, whole_prompt};
+use super::run::{check_models, whole_prompt};
 use super::{described, layout, need_host};
 use crate::Host;
 use crate::args::{Different, Verify, VerifyThresholds};
@@ -119,10 +119,7 @@ impl Packages {
         let layout = verb.layout.as_deref().map(layout).transpose()?;
         let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
         let open = |path: &Path, options: EngineOptions| {
-            let package = match chain_file(path) {
-                Some(file) => open_chain(&file, options)?,
-                None => open_prefill(path, options)?,
-            };
+            let package = open_prefill(path, options)?;
             let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
             check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
             Ok::<_, Error>(package)
