@@ -1,5 +1,6 @@
 """The native half; see the public modules for documentation."""
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
@@ -38,6 +39,7 @@ class NativePrefill:
         compute_units: str | None = None,
         engine_timeout: float | None = None,
         prediction_timeout: float | None = None,
+        on_wait: Callable[[str, float], None] | None = None,
         numerics: str = "f16-storage",
         weights: str = "resident",
         max_memory: int | None = None,
@@ -63,6 +65,7 @@ class NativePrefill:
         compute_units: str | None,
         engine_timeout: float | None,
         prediction_timeout: float | None,
+        on_wait: Callable[[str, float], None] | None,
         layout: str | None,
         model_json: str | None,
         row_align_bytes: int,
@@ -104,6 +107,7 @@ class NativeDecode:
         compute_units: str | None = None,
         engine_timeout: float | None = None,
         prediction_timeout: float | None = None,
+        on_wait: Callable[[str, float], None] | None = None,
     ) -> None: ...
     @property
     def engine(self) -> str: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,19 +34,21 @@ class Decode:
         compute_units: str | None = None,
         engine_timeout: float | None = None,
         prediction_timeout: float | None = None,
+        on_wait: Callable[[str, float], None] | None = None,
     ) -> None:
         """Opens ``package`` and loads it. ``threads`` 0 takes all cores.
 
         ``engine`` is ``coreml`` on a Mac and ``cpu`` elsewhere, unless it is named. ``compute_units`` (``all``,
-        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``), ``engine_timeout``, the seconds that loading may
-        take, and ``prediction_timeout``, those that a step may take, are Core ML's.
+        ``cpu-and-ne``, ``cpu-and-gpu``, ``cpu``), ``engine_timeout``, the seconds that loading may take,
+        ``prediction_timeout``, those that a step may take, and ``on_wait`` are Core ML's: see
+        :class:`kvbaton.Prefill`.
 
         Raises:
             UnavailableError: the engine is not of this system, or the system has no states.
             UsageError: the options are another engine's.
         """
         self._native = _native.NativeDecode(
-            os.fspath(package), threads, engine, compute_units, engine_timeout, prediction_timeout
+            os.fspath(package), threads, engine, compute_units, engine_timeout, prediction_timeout, on_wait
         )
         self._threads = threads
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ class Prefill:
         compute_units: str | None = None,
         engine_timeout: float | None = None,
         prediction_timeout: float | None = None,
+        on_wait: Callable[[str, float], None] | None = None,
         numerics: Literal["f32", "f16-storage", "f16-accumulate"] = "f16-storage",
         weights: Literal["resident", "streamed"] = "resident",
         max_memory: int | None = None,
@@ -58,7 +59,10 @@ class Prefill:
         ML may run it: ``all``, ``cpu-and-ne``, ``cpu-and-gpu`` or ``cpu``; left out, all are tried first and fewer
         when that fails, which the report says. ``engine_timeout`` is how many seconds Core ML may take to load a
         function, its compilation for the Neural Engine included (1200 if left out), ``prediction_timeout`` how many
-        one prediction may take (300).
+        one prediction may take (300). ``on_wait`` is called once a second while Core ML is waited for, with what is
+        waited for (``m.mlpackage: loading the model``) and the seconds so far. It cannot use the engine, which is
+        busy, nor end the wait: what it raises goes to :func:`sys.unraisablehook`, a ``KeyboardInterrupt`` comes
+        once the call has returned.
 
         The others are the CPU executor's. ``threads`` 0 takes all cores. ``numerics`` says what it rounds to fp16:
         nothing (``f32``), every result of the program's fp16 operations (``f16-storage``), or their sums as they
@@ -82,6 +86,7 @@ class Prefill:
             compute_units,
             engine_timeout,
             prediction_timeout,
+            on_wait,
             numerics,
             weights,
             max_memory,

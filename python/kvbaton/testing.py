@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import _native
 from .prefill import Prefill, _facts
@@ -73,6 +73,7 @@ class FakeCoreML(Prefill):
         compute_units: str | None = None,
         engine_timeout: float | None = None,
         prediction_timeout: float | None = None,
+        on_wait: Callable[[str, float], None] | None = None,
         layout: str | None = None,
         model: str | os.PathLike[str] | None = None,
         row_align_bytes: int = 0,
@@ -87,6 +88,7 @@ class FakeCoreML(Prefill):
             compute_units,
             engine_timeout,
             prediction_timeout,
+            on_wait,
             layout,
             _facts(model),
             row_align_bytes,

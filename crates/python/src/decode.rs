@@ -27,8 +27,10 @@ impl NativeDecode {
     /// Opens the package at `path`.
     #[new]
     #[pyo3(signature = (
-        path, threads=0, engine=None, compute_units=None, engine_timeout=None, prediction_timeout=None
+        path, threads=0, engine=None, compute_units=None, engine_timeout=None, prediction_timeout=None,
+        on_wait=None
     ))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -37,10 +39,11 @@ impl NativeDecode {
         compute_units: Option<&str>,
         engine_timeout: Option<f64>,
         prediction_timeout: Option<f64>,
+        on_wait: Option<Py<PyAny>>,
     ) -> PyResult<NativeDecode> {
         let options = EngineOptions {
             cpu: CpuOptions::with_threads(threads),
-            ..engine_options(engine, compute_units, engine_timeout, prediction_timeout)?
+            ..engine_options(engine, compute_units, engine_timeout, prediction_timeout, on_wait)?
         };
         let engine = py.detach(|| open_decode(&path, options)).map_err(to_python)?;
         Ok(NativeDecode(Mutex::new(engine)))

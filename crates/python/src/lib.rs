@@ -13,6 +13,7 @@ mod operations;
 mod prefill;
 mod verify;
 mod view;
+mod waiting;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

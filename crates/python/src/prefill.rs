@@ -18,6 +18,7 @@ use crate::arrays::{Named, Targets};
 use crate::errors::{model, to_python};
 use crate::operations::json;
 use crate::view::{NativeView, cache_spec, live_rows, overflow, read_layout};
+use crate::waiting::waiting;
 
 /// A package, ready to run.
 #[pyclass(frozen, module = "kvbaton._native")]
@@ -30,12 +31,13 @@ impl NativePrefill {
     }
 }
 
-/// Which engine, where, and for how long.
+/// Which engine, where, for how long, and who is told meanwhile.
 pub(crate) fn engine_options(
     engine: Option<&str>,
     compute_units: Option<&str>,
     engine_timeout: Option<f64>,
     prediction_timeout: Option<f64>,
+    on_wait: Option<Py<PyAny>>,
 ) -> PyResult<EngineOptions> {
     let usage = |message: String| to_python(Error::new(ErrorKind::Usage, message));
     let limit = |name: &str, seconds: Option<f64>| {
@@ -49,6 +51,7 @@ pub(crate) fn engine_options(
         units: compute_units.map(str::parse::<Units>).transpose().map_err(usage)?,
         timeout: limit("engine_timeout", engine_timeout)?,
         prediction_timeout: limit("prediction_timeout", prediction_timeout)?,
+        waiting: on_wait.map(waiting),
         ..EngineOptions::default()
     })
 }
@@ -70,7 +73,7 @@ impl NativePrefill {
     #[new]
     #[pyo3(signature = (
         path, threads=0, engine=None, compute_units=None, engine_timeout=None, prediction_timeout=None,
-        numerics="f16-storage", weights="resident", max_memory=None, layout=None, model_json=None
+        on_wait=None, numerics="f16-storage", weights="resident", max_memory=None, layout=None, model_json=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn new(
@@ -81,6 +84,7 @@ impl NativePrefill {
         compute_units: Option<&str>,
         engine_timeout: Option<f64>,
         prediction_timeout: Option<f64>,
+        on_wait: Option<Py<PyAny>>,
         numerics: &str,
         weights: &str,
         max_memory: Option<u64>,
@@ -98,7 +102,7 @@ impl NativePrefill {
         let options = EngineOptions {
             cpu,
             stated: stated(layout, model_json)?,
-            ..engine_options(engine, compute_units, engine_timeout, prediction_timeout)?
+            ..engine_options(engine, compute_units, engine_timeout, prediction_timeout, on_wait)?
         };
         let engine = py.detach(|| open_prefill(&path, options)).map_err(to_python)?;
         Ok(NativePrefill(Arc::new(Mutex::new(engine))))
@@ -142,6 +146,7 @@ impl NativePrefill {
         compute_units: Option<&str>,
         engine_timeout: Option<f64>,
         prediction_timeout: Option<f64>,
+        on_wait: Option<Py<PyAny>>,
         layout: Option<&str>,
         model_json: Option<&str>,
         row_align_bytes: usize,
@@ -166,7 +171,7 @@ impl NativePrefill {
         };
         let options = EngineOptions {
             stated: stated(layout, model_json)?,
-            ..engine_options(None, compute_units, engine_timeout, prediction_timeout)?
+            ..engine_options(None, compute_units, engine_timeout, prediction_timeout, on_wait)?
         };
         let engine = py.detach(|| open_on_runtime(&path, habits, options)).map_err(to_python)?;
         Ok(NativePrefill(Arc::new(Mutex::new(engine))))
