@@ -19,8 +19,8 @@ from kvbaton._verify.ladder import prefill_mlx
 Floats = npt.NDArray[np.float32]
 Prompts = Sequence[list[int]]
 
-# Rows of a reference that are prefilled at once. MLX writes the scores of attention out on a CPU, hidden ones too, so that 256
-# rows at a time take two thirds of the time of mlx-lm's usual 2,048.
+# Rows of a reference that are prefilled at once. MLX writes the scores of attention out on a CPU, hidden ones
+# too, so that 256 rows at a time take two thirds of the time of mlx-lm's usual 2,048.
 PIECE = 256
 
 
