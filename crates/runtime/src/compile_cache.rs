@@ -144,12 +144,10 @@ impl CompileCache {
 
     /// Removes an entry, unless it is in use. What cannot be removed stays: it costs space, no more.
     fn remove(&self, entry: &Path) {
-        let mark = match File::open(entry.join(MARK)) {
-            Ok(mark) if mark.try_lock().is_ok() => Some(mark),
-            // From before entries had marks.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            _ => return,
-        };
+        let Ok(mark) = File::open(entry.join(MARK)) else { return };
+        if mark.try_lock().is_err() {
+            return;
+        }
         // Elsewhere first, so that nobody finds half of it.
         if let Ok(aside) = self.aside(".removing-") {
             let _ = fs::rename(entry, aside.path().join("entry"));
@@ -178,15 +176,10 @@ fn take(mark: &File) {
     let _ = mark.set_modified(SystemTime::now());
 }
 
-/// The system that an entry belongs to, by its name; `None` of what is no entry. Entries once were models themselves, whose
-/// names tell no system.
+/// The system that an entry belongs to, by its name; `None` of what is no entry.
 fn system_of(entry: &Path) -> Option<&str> {
     let hex = |text: &str, digits: usize| text.len() == digits && text.chars().all(|c| c.is_ascii_hexdigit());
-    let name = entry.file_name()?.to_str()?;
-    if name.strip_suffix(".mlmodelc").is_some_and(|digest| hex(digest, DIGEST_DIGITS)) {
-        return Some("");
-    }
-    let (system, digest) = name.split_once('-')?;
+    let (system, digest) = entry.file_name()?.to_str()?.split_once('-')?;
     (hex(system, TAG_DIGITS) && hex(digest, DIGEST_DIGITS)).then_some(system)
 }
 
@@ -355,14 +348,12 @@ mod tests {
         let held = scene.get_on("p.mlpackage", &old).unwrap();
         fs::write(scene.path("p.mlpackage/Data/w.bin"), [2; 100]).unwrap();
         let free = scene.get_on("p.mlpackage", &old).unwrap().path().to_owned();
-        // What an earlier version kept, and what is none of the cache's.
-        let earlier = scene.path("cache").join(format!("{}.mlmodelc", "0a".repeat(16)));
+        // What is none of the cache's.
         let foreign = scene.path("cache/notes");
-        fs::create_dir(&earlier).unwrap();
         fs::create_dir(&foreign).unwrap();
 
         let current = scene.get_on("p.mlpackage", &new).unwrap();
-        assert!(!free.exists() && !earlier.exists());
+        assert!(!free.exists());
         assert!(held.path().is_dir() && current.path().is_dir() && foreign.is_dir());
         // The next one that is written takes the place of what is no longer used.
         let path = held.path().to_owned();
