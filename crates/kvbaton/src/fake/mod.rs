@@ -170,11 +170,13 @@ impl FakePrefill {
     ) -> Result<CacheView, Error> {
         let start = Instant::now();
         let tensors = self.predict(&tokens[rows.clone()], rows.start, self.habits.chunk_tokens, true)?;
-        let seconds = self.habits.token_seconds * rows.len() as f64;
+        // The rows are all there by now: what is left of the chunk's time is shared by the groups that are shown.
+        let computed = start.elapsed().as_secs_f64();
+        let left = (self.habits.token_seconds * rows.len() as f64 - computed).max(0.0);
         let groups = tensors.len() / 2;
         let layers = self.cache.layers.len() / groups;
         for (group, pair) in tensors.chunks(2).enumerate() {
-            wait_until(start, seconds * (group + 1) as f64 / groups as f64);
+            wait_until(start, computed + left * (group + 1) as f64 / groups as f64);
             if self.habits.fails_after_pieces == Some(*pieces) {
                 self.fail(&format!("failed after {pieces} pieces, as it was told to"))?;
             }
