@@ -214,12 +214,18 @@ const MOST_PROBES: usize = 8;
 
 /// Whether what `plan` writes was never written before: what most of some places say, spread over its operations.
 fn is_new(plan: &CopyPlan, targets: &[&mut [u8]]) -> bool {
-    let boxes = plan.ops().iter().map(|op| (&op.dst, op.extents));
-    let rows = plan.coded().iter().map(|op| (&op.dst.elements, [op.heads.len(), op.row_count(), 1]));
-    let places: Vec<_> = boxes.chain(rows).collect();
-    let probes = MOST_PROBES.min(plan.bytes_written() / BYTES_A_PROBE).min(places.len());
+    let (boxes, rows) = (plan.ops(), plan.coded());
+    let all = boxes.len() + rows.len();
+    let place = |n: usize| match boxes.get(n) {
+        Some(op) => (&op.dst, op.extents),
+        None => {
+            let op = &rows[n - boxes.len()];
+            (&op.dst.elements, [op.heads.len(), op.row_count(), 1])
+        }
+    };
+    let probes = MOST_PROBES.min(plan.bytes_written() / BYTES_A_PROBE).min(all);
     let missing = |&probe: &usize| {
-        let (place, extents) = places[probe * places.len() / probes];
+        let (place, extents) = place(probe * all / probes);
         // The middle: the page of a box's first byte may hold its neighbour's last.
         let middle: usize = (0..3).map(|axis| extents[axis] / 2 * place.strides_bytes[axis]).sum();
         is_resident(targets[place.tensor], place.offset_bytes + middle) == Some(false)
