@@ -234,6 +234,13 @@ class MlxDecoder:
         """``mlx-gpu`` where MLX has Metal, else ``mlx-cpu``."""
         return _mlx_engine()
 
+    @property
+    def dtype(self) -> str:
+        """The type of the model's weights and cache."""
+        from .mlx import dtype_name
+
+        return dtype_name(self._model)
+
     def adoption(self) -> str:
         """Whether MLX takes memory over for nothing, and how that is known, as JSON."""
         from ._mlx.adopting import probe

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._mlx import adopting
-from ._mlx.decoder import describe, dtype_of, make_caches
+from ._mlx.decoder import describe, dtype_name, dtype_of, make_caches
 from ._mlx.filling import check_model, fill, remaining
 from ._mlx.reading import from_mlx
 from ._mlx.rows import Prefilling, Rows
@@ -31,6 +31,7 @@ __all__ = [
     "cache_addresses",
     "copied_bytes",
     "describe",
+    "dtype_name",
     "dtype_of",
     "from_mlx",
     "make_caches",

@@ -13,6 +13,7 @@ from ._verify.ladder import DECODED, Caches, HandedOver, Job, Side, climb
 from ._verify.rungs import Thresholds
 from .cache import CacheView
 from .errors import StorageError, UsageError
+from .mlx import dtype_name
 
 __all__ = ["Rung", "Thresholds", "VerifyReport", "verify"]
 
@@ -125,8 +126,8 @@ def verify(
     reference: then *bytes* compares with the source, everything else with the reference.
 
     ``tokenizer`` adds text around the first difference, and ends the comparison with the reference's answer.
-    Rungs left out of ``rungs``, and those without a model, are not run, and the verdict is then
-    ``incomplete``.
+    ``thresholds`` are what is usual for the model's type when absent. Rungs left out of ``rungs``, and those
+    without a model, are not run, and the verdict is then ``incomplete``.
 
     Raises:
         UsageError: ``tokens`` do not fit, a threshold or a rung's name is none, or ``max_tokens`` is not positive.
@@ -137,7 +138,7 @@ def verify(
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
         raise UsageError(f"no rung is called `{unknown[0]}`", hint=f"rungs: {', '.join(RUNGS)}")
-    limits = thresholds or Thresholds()
+    limits = thresholds or Thresholds.usual("float32" if model is None else dtype_name(model))
     ids = None if tokens is None else [int(t) for t in tokens]
     job = Job(
         model=model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import cache_models
@@ -211,3 +212,22 @@ def test_bad_requests_are_refused(models: Models, options: dict[str, Any]) -> No
 def test_thresholds_that_are_none_are_refused(value: float) -> None:
     with pytest.raises(kvbaton.errors.UsageError, match="max_kl"):
         kvbaton.Thresholds(max_kl=value)
+
+
+def test_what_is_usual_depends_on_the_decoder_s_type(models: Models) -> None:
+    assert kvbaton.Thresholds() == kvbaton.Thresholds.usual("float32") == kvbaton.Thresholds.usual("float16")
+    coarse = kvbaton.Thresholds.usual("bfloat16")
+    # One unit in the last place of a bfloat16 logit from 32 on is a quarter.
+    assert 0.25 < coarse.tie < 0.5
+    # A row that is all zeros is off by the whole of its norm.
+    assert coarse.max_row_error < 1
+    with pytest.raises(kvbaton.errors.LayoutError, match="float12"):
+        kvbaton.Thresholds.usual("float12")
+    model = models("llama")
+    view, tokens = cached(model)
+    assert kvbaton.verify(view, view, model, tokens).to_dict()["thresholds"] == asdict(kvbaton.Thresholds())
+    model.set_dtype(mx.bfloat16)
+    assert kvbaton.verify(view, view, model, tokens).to_dict()["thresholds"] == asdict(coarse)
+    mine = kvbaton.Thresholds(max_kl=0.5)
+    mixed = kvbaton.verify(view, view, model, tokens, thresholds=mine).to_dict()
+    assert mixed["thresholds"] == asdict(mine)

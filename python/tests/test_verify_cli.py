@@ -8,8 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import kvbaton
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -92,6 +94,19 @@ def test_the_document_of_a_clean_run(
     assert page.stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert text.startswith("<!doctype html>")
     assert "kvbaton verify --prefill" in text
+
+
+def test_a_coarse_decoder_has_thresholds_of_its_own(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], prompts: Path
+) -> None:
+    folder, package = tiny
+    more = ("--dtype", "bfloat16", "--max-kl", "0.2", "--json")
+    document = kvbaton_cli(
+        "verify", "--prefill", package, "--decode", folder, "--prompts", prompts, "--max-tokens", "2", *more
+    ).json()
+    assert document["settings"]["dtype"] == "bfloat16"
+    usual = asdict(kvbaton.Thresholds.usual("bfloat16"))
+    assert document["thresholds"] == {**usual, "max_kl": 0.2}
 
 
 def test_values_are_those_of_numpy(kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ Models = Callable[[str], Any]
 class Pipeline:
     """A prefill by ``producer``, and its cache handed over to ``decoder``: caches that can be spoilt."""
 
+    thresholds = kvbaton.Thresholds()
+
     def __init__(self, decoder: Any, producer: Any | None = None, length: int = LENGTH) -> None:
         self.model = decoder
         self.tokens = cache_models.prompt(length)
@@ -46,8 +48,15 @@ class Pipeline:
             self.tokens,
             source=self.source,
             max_tokens=STEPS,
+            thresholds=self.thresholds,
             **more,
         )
+
+
+@pytest.fixture(autouse=True, params=["float32", "bfloat16"])
+def _usual(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults are found within what is usual for either type: a coarse decoder hides none."""
+    monkeypatch.setattr(Pipeline, "thresholds", kvbaton.Thresholds.usual(request.param))
 
 
 def changed(array: Any, change: Callable[[np.ndarray[Any, Any]], None]) -> Any:

@@ -120,6 +120,13 @@ pub trait Decoder {
     /// `mlx-cpu` or `mlx-gpu`; of a package, the engine that runs it.
     fn engine(&self) -> String;
 
+    /// The type of its weights and cache, which says how coarsely it rounds.
+    ///
+    /// # Errors
+    ///
+    /// When the model has none, or has several.
+    fn dtype(&self) -> Result<DType, Error>;
+
     /// The compute units that a package was loaded for, where its engine has them.
     fn compute_units(&self) -> Option<String> {
         None

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use kvbaton::layout::DType;
 use kvbaton::verify::Rung;
 use kvbaton::{
     CacheView, Decode, Error, ErrorKind, HandoffReport, Logits, Memcpy, PrefillReport, SharedPrefill,
@@ -38,6 +39,10 @@ impl<'a> PackageDecoder<'a> {
 impl Decoder for PackageDecoder<'_> {
     fn engine(&self) -> String {
         self.engine.engine().to_owned()
+    }
+
+    fn dtype(&self) -> Result<DType, Error> {
+        Err(Error::new(ErrorKind::Unavailable, "a decode package's caches cannot be compared yet"))
     }
 
     fn compute_units(&self) -> Option<String> {

@@ -296,3 +296,15 @@ fn thresholds_that_are_none_are_refused() {
     }
     assert!(Thresholds::default().check().is_ok());
 }
+
+#[test]
+fn a_coarse_decoder_is_given_more_room_and_no_open_door() {
+    let fine = Thresholds::usual(DType::Float32);
+    assert_eq!(fine, Thresholds::default());
+    assert_eq!(fine, Thresholds::usual(DType::Float16));
+    let coarse = Thresholds::usual(DType::BFloat16);
+    assert!(coarse.check().is_ok());
+    assert!(coarse.tie > fine.tie && coarse.max_kl > fine.max_kl && coarse.min_cosine < fine.min_cosine);
+    // A row that never arrived, or was exchanged for another, is off by 1 or more.
+    assert!(coarse.max_row_error > fine.max_row_error && coarse.max_row_error < 1.0);
+}

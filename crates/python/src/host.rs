@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kvbaton::bench::PrefillRow;
-use kvbaton::layout::ModelSpec;
+use kvbaton::layout::{DType, ModelSpec};
 use kvbaton::verify::Rung;
 use kvbaton::{CacheView, Error, ErrorKind, HandoffReport, PrefillReport, SharedPrefill};
 use kvbaton_cli::{
@@ -177,6 +177,10 @@ struct PyDecoder(Py<PyAny>);
 impl Decoder for PyDecoder {
     fn engine(&self) -> String {
         call(&self.0, |d| d.getattr("engine"), text).unwrap_or_else(|_| "mlx".to_owned())
+    }
+
+    fn dtype(&self) -> Result<DType, Error> {
+        Ok(call(&self.0, |d| d.getattr("dtype"), text)?.parse()?)
     }
 
     fn adoption(&self) -> Result<Adoption, Error> {

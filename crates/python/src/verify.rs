@@ -12,6 +12,7 @@ use crate::view::NativeView;
 
 /// Adds the functions to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(usual_thresholds, module)?)?;
     module.add_function(wrap_pyfunction!(verify_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(verify_values, module)?)?;
     module.add_function(wrap_pyfunction!(verify_report, module)?)
@@ -25,6 +26,16 @@ fn parse<T: DeserializeOwned>(json: &str, what: &str) -> PyResult<T> {
 
 fn json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(|e| pyo3::exceptions::PyRuntimeError::new_err(e.to_string()))
+}
+
+/// What is usual for a decoder of a type, as JSON.
+#[pyfunction]
+fn usual_thresholds(dtype_name: &str) -> PyResult<String> {
+    json(&Thresholds::usual(parsed(dtype_name)?))
+}
+
+fn parsed(dtype_name: &str) -> PyResult<DType> {
+    dtype_name.parse().map_err(|e: kvbaton::layout::LayoutError| to_python(e.into()))
 }
 
 /// The rung *bytes*, as JSON.
@@ -43,7 +54,7 @@ fn verify_values(
     dtype_name: &str,
 ) -> PyResult<String> {
     let thresholds: Thresholds = parse(thresholds, "thresholds")?;
-    let dtype: DType = dtype_name.parse().map_err(|e: kvbaton::layout::LayoutError| to_python(e.into()))?;
+    let dtype = parsed(dtype_name)?;
     json(&py.detach(|| compare_values(&reference.0, &found.0, &thresholds, dtype)).map_err(to_python)?)
 }
 

@@ -151,3 +151,8 @@ def dtype_of(model: Any) -> Any:
     if not chosen:
         raise IncompatibleError("the decoder has no floating-point weights to take the cache's type from")
     return chosen[0].dtype
+
+
+def dtype_name(model: Any) -> str:
+    """The name of :func:`dtype_of`, as layouts have it."""
+    return str(dtype_of(model)).rpartition(".")[2]

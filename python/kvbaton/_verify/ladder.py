@@ -20,7 +20,7 @@ from ..errors import (
     OverflowInCacheError,
     UsageError,
 )
-from ..mlx import dtype_of, from_mlx, make_caches, to_mlx
+from ..mlx import dtype_name, from_mlx, make_caches, to_mlx
 from .rungs import (
     Rung,
     Text,
@@ -211,7 +211,7 @@ def _bytes(reference: Side, candidate: Side, job: Job) -> Rung:
 
 def _values(reference: Side, candidate: Side, job: Job) -> Rung:
     expected, found = _handed(reference.view), _handed(candidate.view)
-    dtype = "float32" if job.model is None else str(dtype_of(job.model)).rpartition(".")[2]
+    dtype = "float32" if job.model is None else dtype_name(job.model)
     limits = json.dumps(asdict(job.thresholds))
     rung = _native.verify_values(_as_far(expected, found)._native, found._native, limits, dtype)
     return dict(json.loads(rung))

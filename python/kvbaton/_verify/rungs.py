@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .. import _native
 from ..errors import UsageError
 from .distributions import Step
 from .walk import Walk
@@ -27,6 +29,8 @@ class Thresholds:
     ``max_norm_error`` and ``max_row_error`` are those of one head of one layer, the last two relative.
     ``max_kl`` is the largest divergence of one step in nats, ``min_agreement`` the smallest share of steps at
     which the likeliest token is the reference's or nearly tied with it.
+
+    The defaults are those of a decoder in float32 or float16; :meth:`usual` knows those of the others.
     """
 
     tie: float = 0.01
@@ -40,6 +44,15 @@ class Thresholds:
         for name, value in asdict(self).items():
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{name}={value} is no threshold", fields={name: str(value)})
+
+    @classmethod
+    def usual(cls, dtype: str) -> Thresholds:
+        """What is usual for a decoder whose weights and cache are of ``dtype``.
+
+        Raises:
+            LayoutError: no type is called so.
+        """
+        return cls(**json.loads(_native.usual_thresholds(dtype)))
 
 
 def not_run(name: str, why: str) -> Rung:

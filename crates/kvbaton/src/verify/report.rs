@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kvbaton_layout::Part;
+use kvbaton_layout::{DType, Part};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -195,6 +195,34 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
+    /// What is usual for a decoder whose weights and cache are of `dtype`.
+    ///
+    /// A decoder in bfloat16 rounds 16 times as coarsely as one in float16, in its own prefill and in every logit, and
+    /// differs by so much from any other cache, however exact. Its limits are those within which clean hand-offs of
+    /// real models stay: `docs/study-token-agreement.md`. A row that is all zeros is off by 1, and beyond them.
+    #[must_use]
+    pub fn usual(dtype: DType) -> Thresholds {
+        let fine = Thresholds {
+            tie: 0.01,
+            min_cosine: 0.999,
+            max_norm_error: 0.01,
+            max_row_error: 0.1,
+            max_kl: 0.01,
+            min_agreement: 1.0,
+        };
+        match dtype {
+            DType::BFloat16 => Thresholds {
+                tie: 0.3,
+                min_cosine: 0.995,
+                max_norm_error: 0.02,
+                max_row_error: 0.9,
+                max_kl: 0.05,
+                ..fine
+            },
+            _ => fine,
+        }
+    }
+
     /// Refuses what is no threshold, by its name in JSON.
     ///
     /// # Errors
@@ -213,16 +241,10 @@ impl Thresholds {
     }
 }
 
+/// What is usual for a decoder in float32.
 impl Default for Thresholds {
     fn default() -> Thresholds {
-        Thresholds {
-            tie: 0.01,
-            min_cosine: 0.999,
-            max_norm_error: 0.01,
-            max_row_error: 0.1,
-            max_kl: 0.01,
-            min_agreement: 1.0,
-        }
+        Thresholds::usual(DType::Float32)
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn hand_over(
 #[cfg(test)]
 mod tests {
     use kvbaton::fake::{FakePrefill, Habits};
-    use kvbaton::layout::CacheSpec;
+    use kvbaton::layout::{CacheSpec, DType};
     use kvbaton::verify::Rung;
     use kvbaton::{CacheView, PathTaken};
 
@@ -54,6 +54,10 @@ mod tests {
     impl Decoder for Recorder {
         fn engine(&self) -> String {
             "recorder".to_owned()
+        }
+
+        fn dtype(&self) -> Result<DType, Error> {
+            unreachable!("nothing is compared")
         }
 
         fn adoption(&self) -> Result<Adoption, Error> {

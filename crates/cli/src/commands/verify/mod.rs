@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use kvbaton::layout::DType;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
 use kvbaton::{
     CacheView, DigestCache, Engine, EngineOptions, Error, ErrorKind, Prefill, Prefilled, Stated, Waived,
@@ -30,12 +31,13 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<bool, Error> {
     let host = need_host(host, "verify")?;
-    let thresholds = thresholds(&verb.thresholds)?;
     check_flags(verb)?;
     let prompts = prompts::read(&verb.prompts)?;
     let mut packages = Packages::open(verb, host, printer)?;
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
+    let dtype = decoder.dtype()?;
+    let thresholds = thresholds(&verb.thresholds, dtype)?;
     let jobs = jobs(verb, &prompts, &*decoder, &mut packages)?;
 
     let bar = printer.progress();
@@ -50,7 +52,7 @@ pub(crate) fn run(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let facts = facts(verb, arguments, host, &*decoder, &packages)?;
+    let facts = facts(verb, arguments, host, &*decoder, dtype, &packages)?;
     let report = VerifyReport::new(results, thresholds, facts);
     if let Some(path) = &verb.report {
         let document = serde_json::to_value(&report)
@@ -68,8 +70,9 @@ pub(crate) fn run(
     Ok(report.verdict.is_yes())
 }
 
-fn thresholds(given: &VerifyThresholds) -> Result<Thresholds, Error> {
-    let usual = Thresholds::default();
+/// What was given, and else what is usual for a decoder of that type.
+fn thresholds(given: &VerifyThresholds, dtype: DType) -> Result<Thresholds, Error> {
+    let usual = Thresholds::usual(dtype);
     let thresholds = Thresholds {
         tie: given.tie.unwrap_or(usual.tie),
         min_cosine: given.min_cosine.unwrap_or(usual.min_cosine),
@@ -84,6 +87,8 @@ fn thresholds(given: &VerifyThresholds) -> Result<Thresholds, Error> {
 
 /// What is wrong is said before anything heavy is loaded.
 fn check_flags(verb: &Verify) -> Result<(), Error> {
+    // Whichever decoder it is: what is given must be a threshold.
+    thresholds(&verb.thresholds, DType::Float32)?;
     let usage = |message: String| Err(Error::new(ErrorKind::Usage, message));
     if verb.max_tokens == 0 {
         return usage("--max-tokens 0 compares no token".to_owned());
@@ -246,6 +251,7 @@ fn facts(
     arguments: &[OsString],
     host: &dyn Host,
     decoder: &dyn Decoder,
+    dtype: DType,
     packages: &Packages,
 ) -> Result<Map<String, Value>, Error> {
     let shown = |path: &Path| path.display().to_string();
@@ -274,7 +280,7 @@ fn facts(
             "source_model": verb.source_model.as_deref().map(shown),
             "prompts": shown(&verb.prompts),
             "max_tokens": verb.max_tokens,
-            "dtype": verb.dtype.map_or("the model's own", |d| d.dtype().name()),
+            "dtype": dtype.name(),
             "numerics": numerics,
             "repeat": verb.repeat,
             "allowed_different": waived,
