@@ -30,7 +30,7 @@ def render(found: Sequence[Result], caches: dict[str, Result], missing: Sequence
         raise SystemExit(f"{PAGE} has lost the marks between which results go")
     cells = len(found) + len(missing)
     parts = [_transport(found, cells)] if found else [f"None of {cells} cells has run."]
-    parts += [_by_setting(found)] if found else []
+    parts += [_by_setting(found), _by_verdict(found)] if found else []
     parts += [_caches(caches)] if caches else []
     parts += [_model(model, [r for r in found if r["model"] == model]) for model in MODELS]
     parts.append(_missing(missing))
@@ -55,6 +55,47 @@ def _transport(found: Sequence[Result], cells: int) -> str:
 def _own_rounding(prompts: Sequence[dict[str, Any]]) -> str:
     steps, parts = sum(p["steps"] for p in prompts), sum(p["reference_parts"] for p in prompts)
     return f"{parts:,} of {steps:,} steps"
+
+
+def failed_rungs(prompt: dict[str, Any], decoder: str) -> list[str]:
+    """The rungs of a prompt that `kvbaton verify` would call failed, at what is usual for its decoder."""
+    limits = Thresholds.usual(decoder)
+    fails = {
+        "bytes": prompt["bytes"] != "pass",
+        "values": prompt["min_cosine"] < limits.min_cosine
+        or prompt["max_norm_error"] > limits.max_norm_error
+        or prompt["max_row_error"] > limits.max_row_error,
+        "logits": max(prompt["kl"]) > limits.max_kl,
+        "teacher_forced": any(margin >= limits.tie for margin in prompt["margins"]),
+    }
+    return [rung for rung, failed in fails.items() if failed]
+
+
+def _by_verdict(found: Sequence[Result]) -> str:
+    """How many prompts of each setting pass, and which rungs fail the others."""
+    rungs = ("values", "logits", "teacher_forced")
+    head = (
+        "What `kvbaton verify` says of a prompt at the thresholds that are usual for its decoder's type, and which "
+        "rungs fail; a prompt can fail on several.\n\n"
+        "| model | varied | pass | tie | fail | values | logits | teacher-forced |\n"
+        "|---|---|---:|---:|---:|---:|---:|---:|"
+    )
+    rows = []
+    for model, setting in dict.fromkeys((r["model"], _varied(r)) for r in sorted(found, key=_as_listed)):
+        chosen = [r for r in found if (r["model"], _varied(r)) == (model, setting)]
+        prompts = [(p, failed_rungs(p, r["decoder"])) for r in chosen for p in r["prompts"]]
+        ties = sum(not failed and bool(p["margins"]) for p, failed in prompts)
+        fails = sum(bool(failed) for _, failed in prompts)
+        counts = [len(prompts) - ties - fails, ties, fails]
+        counts += [sum(rung in failed for _, failed in prompts) for rung in rungs]
+        rows.append("| " + " | ".join(map(str, [model, setting, *counts])) + " |")
+    return "\n".join([head, *rows])
+
+
+def _as_listed(result: Result) -> tuple[int, int]:
+    """Orders results as models and settings are listed."""
+    settings = [_varied(Cell(result["model"], CONTEXTS[0], **s).to_dict()) for s in SETTINGS]
+    return list(MODELS).index(result["model"]), settings.index(_varied(result))
 
 
 def _by_setting(found: Sequence[Result]) -> str:

@@ -23,6 +23,7 @@ from kvbaton._export import export
 from kvbaton._verify.ladder import prefill_mlx
 from mlx import nn
 from texts import passages
+from token_agreement import RESULTS
 
 Models = Callable[[str], Any]
 
@@ -170,6 +171,25 @@ def test_a_result_that_is_half_written_counts_as_missing(tmp_path: Path) -> None
     whole.write_text(whole.read_text()[:-4])
     assert read(whole) is None
     assert read(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("decoder", ["float32", "bfloat16"])
+def test_clean_hand_offs_are_within_what_is_usual(decoder: str) -> None:
+    """Of the study's prompts, on an fp16 package: the thresholds fail very few, whatever the decoder's type."""
+    from render import failed_rungs
+
+    base = [cell for cell in cells.cells() if cell.name.endswith(f"-fp16-f16-storage-{decoder}")]
+    found = [json.loads((RESULTS / f"{cell.name}.json").read_text()) for cell in base]
+    prompts = [failed_rungs(p, decoder) for result in found for p in result["prompts"]]
+    assert len(prompts) == 2 * (4 * 32 + 8 + 2 * 4)
+    assert sum(bool(rungs) for rungs in prompts) < 0.02 * len(prompts)
+    # They are no open door: a package of int8 weights fails the values of every prompt of a float32 decoder.
+    coarse = [cell for cell in cells.cells() if "-int8-" in cell.name]
+    assert all(
+        "values" in failed_rungs(p, cell.decoder)
+        for cell in coarse
+        for p in json.loads((RESULTS / f"{cell.name}.json").read_text())["prompts"]
+    )
 
 
 class Words:
