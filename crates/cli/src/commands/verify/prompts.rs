@@ -78,10 +78,12 @@ fn extension(path: &Path) -> &str {
 
 fn read_file(path: &Path) -> Result<Vec<Prompt>, Error> {
     let text = read_text(path)?;
+    // An editor's mark of the encoding is not part of a prompt either.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let name = path.file_name().map_or_else(|| "-".to_owned(), |n| n.to_string_lossy().into_owned());
     if extension(path) == "txt" {
         // An editor's last line break is not part of the prompt.
-        let words = text.strip_suffix('\n').unwrap_or(&text);
+        let words = text.strip_suffix('\n').map_or(text, |t| t.strip_suffix('\r').unwrap_or(t));
         return Ok(vec![Prompt { name, text: Text::Words(words.to_owned()) }]);
     }
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -94,7 +96,11 @@ fn prompt(file: &str, number: usize, line: &str) -> Result<Prompt, Error> {
             .hint("one JSON object a line, with `prompt` (text) or `tokens` (ids)")
             .field("line", number)
     };
-    let found: Line = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
+    // A list would be taken for the values of the fields in their order.
+    if line.trim_start().starts_with('[') {
+        return Err(wrong("it is a list".to_owned()));
+    }
+    let found: Line = serde_json::from_str(line).map_err(|e| wrong(within_line(&e)))?;
     let text = match (found.prompt, found.tokens) {
         (Some(words), None) => Text::Words(words),
         (None, Some(ids)) => Text::Tokens(ids),
@@ -102,6 +108,13 @@ fn prompt(file: &str, number: usize, line: &str) -> Result<Prompt, Error> {
         (None, None) => return Err(wrong("it has neither `prompt` nor `tokens`".to_owned())),
     };
     Ok(Prompt { name: found.name.unwrap_or_else(|| format!("{file}:{number}")), text })
+}
+
+/// What is wrong, and at which column: every line is parsed by itself, as the first one.
+fn within_line(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).map_or(text.clone(), |what| format!("{what} at column {}", error.column()))
 }
 
 #[cfg(test)]
@@ -132,12 +145,28 @@ mod tests {
             ("{\"tokens\": [-1]}", "line 1"),
             ("{\"tokens\": [1.5]}", "line 1"),
             ("[1, 2]", "line 1"),
+            ("[\"hello\", null, \"name\"]", "line 1 of `p.jsonl` is no prompt: it is a list"),
+            ("[{\"prompt\": \"a\"}]", "it is a list"),
+            ("{\"prompt\": \"a\"}\n{\"tokens\": [1, -2]}", "expected u32 at column 17"),
         ] {
             let error = lines(text).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().contains(says), "{error}");
+            assert!(!error.to_string().contains("at line"), "{error}");
         }
         assert!(lines("\n \n").unwrap_err().to_string().contains("has no prompts"));
+    }
+
+    #[test]
+    fn what_editors_add_is_no_part_of_a_prompt() {
+        let read = lines("\u{feff}{\"prompt\": \"a\"}\r\n{\"prompt\": \"b\"}\r\n").unwrap();
+        assert_eq!(read.len(), 2);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.txt");
+        for text in ["words", "words\n", "words\r\n", "\u{feff}words\r\n"] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(super::read(&path).unwrap()[0].text, Text::Words("words".into()));
+        }
     }
 
     #[test]
