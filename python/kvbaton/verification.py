@@ -213,11 +213,16 @@ def _said(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file aside and renames it, so that nobody sees half of it."""
+    """Writes a file aside and renames it, so that nobody sees half of it. A link stays one; what is neither a file
+    nor absent, a pipe or a device, is written to and never replaced."""
     import os
     import tempfile
 
     try:
+        path = path.resolve()
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_text(text, encoding="utf-8")
+            return
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

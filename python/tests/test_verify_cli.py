@@ -258,6 +258,10 @@ def test_what_cannot_be_used_is_said_before_anything_is_loaded(kvbaton_cli: Run,
     more = ("--prefill", "none.mlpackage", "--decode", "none", "--prompts", file, "--json")
     for flags in (("--max-tokens", "0"), ("--repeat", "0"), ("--max-tokens", "8", "--context", "8")):
         error(kvbaton_cli("verify", *more, *flags), "usage")
+    if Path("/proc").is_dir():
+        # A folder in which nobody can make a file, root included.
+        unwritable = kvbaton_cli("verify", *more, "--report", "/proc/report.html")
+        assert "cannot be written to" in error(unwritable, "usage")["message"]
     error(kvbaton_cli("verify", *more), "package")
 
 
@@ -278,6 +282,28 @@ def test_exit_codes(
     ours = verify(kvbaton_cli, package, folder, prompts, "--report", tmp_path / ("r" * 300), "--json")
     assert "cannot write" in error(ours, "io", code=3)["message"]
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_report_goes_through_links_and_into_pipes(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    folder, package = tiny
+    real, link, pipe = (tmp_path / name for name in ("real.html", "link.html", "pipe.html"))
+    real.write_text("the one before")
+    link.symlink_to("real.html")
+    done = verify(kvbaton_cli, package, folder, prompts, "--tie", "0.05", "--report", link)
+    assert done.code == 0, done.stderr
+    assert link.is_symlink()
+    assert real.read_text().startswith("<!doctype html>")
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        done = verify(kvbaton_cli, package, folder, prompts, "--tie", "0.05", "--report", pipe)
+        # Had it been replaced, nobody would ever write to it.
+        if not pipe.is_fifo():
+            reader.kill()
+        assert reader.communicate(timeout=60)[0].startswith("<!doctype html>")
+    assert done.code == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["repeat", "context", "max-tokens"])

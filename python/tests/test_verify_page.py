@@ -178,3 +178,16 @@ def test_a_page_that_cannot_be_written_leaves_nothing(report: kvbaton.VerifyRepo
     with pytest.raises(kvbaton.errors.StorageError):
         report.save_html(tmp_path / "taken")
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_link_stays_one_and_a_pipe_is_not_replaced(report: kvbaton.VerifyReport, tmp_path: Path) -> None:
+    (tmp_path / "real.html").write_text("the one before")
+    (tmp_path / "link.html").symlink_to("real.html")
+    report.save_html(tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text() == report.to_html()
+    # A device that takes everything, as a folder of one's own may hold a link to it.
+    (tmp_path / "nowhere").symlink_to(os.devnull)
+    report.save_html(tmp_path / "nowhere")
+    assert Path(os.devnull).is_char_device()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "nowhere", "real.html"]
