@@ -18,7 +18,8 @@ def main() -> NoReturn:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     code = _native.main(["kvbaton", *sys.argv[1:]], Host())
-    for stream in (sys.stdout, sys.stderr):
+    # A stream that was closed before we began is None.
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         # Nobody may be reading any more.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -306,6 +306,24 @@ def test_a_report_goes_through_links_and_into_pipes(
     assert done.code == 0, done.stderr
 
 
+def test_what_is_lost_on_the_way_to_stdout_is_no_pass(
+    tiny: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    words = ["verify", "--prefill", tiny[1], "--decode", tiny[0], "--prompts", prompts]
+    more = ["--max-tokens", "2", "--dtype", "float32", "--tie", "0.05", "--json"]
+    command = [sys.executable, "-m", "kvbaton", *map(str, words), *more]
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 3
+        assert done.stderr.startswith("error: cannot write to stdout")
+    # Closed before we began: nobody asked for it.
+    closed = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", ["repeat", "context", "max-tokens"])
 def test_flags_that_are_no_numbers_are_refused(kvbaton_cli: Run, prompts: Path, name: str) -> None:
     more = ("--prefill", "none.mlpackage", "--decode", "none", "--prompts", prompts, "--json")

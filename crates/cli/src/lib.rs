@@ -34,7 +34,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Ok(args) => args,
         Err(e) if matches!(e.kind(), ClapKind::DisplayHelp | ClapKind::DisplayVersion) => {
             printer.data(&e.render().to_string());
-            return 0;
+            return printer.finish(0);
         }
         Err(e) => {
             let text = e.render().to_string();
@@ -58,8 +58,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
         Verb::Selftest(verb) => commands::selftest::run(&verb, host, &printer),
         Verb::Verify(verb) => commands::verify::run(&verb, &arguments, host, &printer),
     };
-    match result {
+    printer.finish(match result {
         Ok(yes) => u8::from(!yes),
         Err(error) => printer.fail(&error),
-    }
+    })
 }

@@ -1,19 +1,23 @@
 //! The one place that writes to stdout and stderr.
 
+use std::cell::RefCell;
+use std::io::ErrorKind::BrokenPipe;
 use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvbaton::Error;
+use kvbaton::{Error, ErrorKind};
 use serde::Serialize;
 
 /// Decides what goes where.
 pub(crate) struct Printer {
     json: bool,
+    /// Why what was meant for stdout did not get there.
+    lost: RefCell<Option<std::io::Error>>,
 }
 
 impl Printer {
     pub(crate) fn new(json: bool) -> Printer {
-        Printer { json }
+        Printer { json, lost: RefCell::new(None) }
     }
 
     /// Whether stdout takes one JSON document.
@@ -24,8 +28,18 @@ impl Printer {
     /// Text for stdout, as it is. A closed pipe is no failure.
     pub(crate) fn data(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        let _ = out.write_all(text.as_bytes());
-        let _ = out.flush();
+        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        if let Err(error) = written.or_else(|e| if e.kind() == BrokenPipe { Ok(()) } else { Err(e) }) {
+            self.lost.borrow_mut().get_or_insert(error);
+        }
+    }
+
+    /// The exit code, unless output was lost: then that is said, and is our failure.
+    pub(crate) fn finish(&self, code: u8) -> u8 {
+        let Some(lost) = self.lost.take() else { return code };
+        let error = Error::new(ErrorKind::Io, format!("cannot write to stdout: {lost}"));
+        self.note(&format!("error: {error}"));
+        error.kind().exit_code()
     }
 
     /// The document of a `--json` run.

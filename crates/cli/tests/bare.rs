@@ -172,3 +172,17 @@ fn unknown_engines_and_units_are_refused() {
         assert_eq!((code, error_kind(&stdout).as_str()), (2, "usage"));
     }
 }
+
+/// Nobody may take a document that is not all there for the answer.
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_is_lost_is_our_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let done = std::process::Command::new(assert_cmd::cargo::cargo_bin!("kvbaton"))
+        .arg("layouts")
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&done.stderr).starts_with("error: cannot write to stdout"));
+}
