@@ -208,6 +208,21 @@ def test_bad_requests_are_refused(models: Models, options: dict[str, Any]) -> No
         kvbaton.verify(view, candidate, model, options.pop("tokens", tokens), **options)
 
 
+@pytest.mark.parametrize("name", ["min_cosine", "min_agreement"])
+def test_shares_above_one_are_refused(name: str) -> None:
+    with pytest.raises(kvbaton.errors.UsageError, match=f"{name}=1.5"):
+        kvbaton.Thresholds(**{name: 1.5})
+    kvbaton.Thresholds(**{name: 1})
+
+
+@pytest.mark.parametrize(("wrong", "steps", "share"), [(4, 5, 0.2), (9, 10, 0.1), (1, 3, 2 / 3)])
+def test_the_share_that_is_asked_for_is_enough(wrong: int, steps: int, share: float) -> None:
+    done = walked(*[WRONG] * wrong, *[SURE] * (steps - wrong))
+    assert teacher_forced_rung(done, kvbaton.Thresholds(min_agreement=share))["status"] == "pass"
+    above = kvbaton.Thresholds(min_agreement=share + 1e-9)
+    assert teacher_forced_rung(done, above)["status"] == "fail"
+
+
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_thresholds_that_are_none_are_refused(value: float) -> None:
     with pytest.raises(kvbaton.errors.UsageError, match="max_kl"):

@@ -249,6 +249,7 @@ def test_bad_input_is_one_error(
     assert "does not exist" in refused("usage", "--report", page)
     assert "min_cosine" in refused("usage", "--min-cosine", "nan")
     assert "tie" in refused("usage", "--tie=-1")
+    assert "min_agreement is 1.5" in refused("usage", "--min-agreement", "1.5")
     assert not list(tmp_path.glob("*.html"))
 
 

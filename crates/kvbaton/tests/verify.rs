@@ -294,7 +294,14 @@ fn thresholds_that_are_none_are_refused() {
         let error = Thresholds { max_kl: wrong, ..Thresholds::default() }.check().unwrap_err();
         assert!(error.to_string().contains("max_kl"), "{error}");
     }
+    for wrong in [
+        Thresholds { min_cosine: 1.1, ..Thresholds::default() },
+        Thresholds { min_agreement: 1.5, ..Thresholds::default() },
+    ] {
+        assert!(wrong.check().unwrap_err().to_string().contains("1 is the most"));
+    }
     assert!(Thresholds::default().check().is_ok());
+    assert!(Thresholds { min_cosine: 1.0, ..Thresholds::default() }.check().is_ok());
 }
 
 #[test]

@@ -44,6 +44,10 @@ class Thresholds:
         for name, value in asdict(self).items():
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{name}={value} is no threshold", fields={name: str(value)})
+            if value > 1 and name in ("min_cosine", "min_agreement"):
+                raise UsageError(
+                    f"{name}={value} is reached by nothing: 1 is the most", fields={name: str(value)}
+                )
 
     @classmethod
     def usual(cls, dtype: str) -> Thresholds:
@@ -96,7 +100,8 @@ def teacher_forced_rung(walk: Walk, thresholds: Thresholds) -> Rung:
     other = [i for i, s in enumerate(walk.steps) if not s.agrees]
     ties = [i for i in other if walk.steps[i].margin < thresholds.tie]
     wrong = [i for i in other if i not in ties]
-    share = 1 - len(wrong) / steps
+    # Not one minus a share: rounding would put it below the same share written out.
+    share = (steps - len(wrong)) / steps
     failed = share < thresholds.min_agreement
     note = None
     if failed:

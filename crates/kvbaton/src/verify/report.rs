@@ -227,7 +227,7 @@ impl Thresholds {
     ///
     /// # Errors
     ///
-    /// When a value is negative or not a number.
+    /// When a value is negative or not a number, or a share is above 1.
     pub fn check(&self) -> Result<(), Error> {
         let named = serde_json::to_value(self).unwrap_or_default();
         for (name, value) in named.as_object().into_iter().flatten() {
@@ -235,6 +235,12 @@ impl Thresholds {
             if !value.as_f64().is_some_and(|v| v >= 0.0) {
                 let message = format!("{name} must be a number that is not negative");
                 return Err(Error::new(ErrorKind::Usage, message).field("name", name.clone()));
+            }
+        }
+        for (name, value) in [("min_cosine", self.min_cosine), ("min_agreement", self.min_agreement)] {
+            if value > 1.0 {
+                let message = format!("{name} is {value}, which nothing reaches: 1 is the most");
+                return Err(Error::new(ErrorKind::Usage, message).field("name", name));
             }
         }
         Ok(())
