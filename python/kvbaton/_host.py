@@ -311,11 +311,12 @@ class MlxDecoder:
     ) -> str:
         """All rungs of one prompt, as JSON: what ``cache`` makes the model say, against what ``reference``
         does, or the model's own prefill. Without a cache, as of a prompt of one token, from empty ones."""
-        from ._verify.ladder import Caches, HandedOver, Job, Side, climb, prefill_mlx
+        from ._verify.ladder import Caches, HandedOver, Job, Side, check_ids, climb, prefill_mlx
         from ._verify.rungs import Thresholds
 
         chosen = json.loads(options)
         model = self._model
+        check_ids(model, tokens)
         source = None if cache is None else CacheView(cache)
         expected: Side
         if reference is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import _native
-from ._verify.ladder import DECODED, Caches, HandedOver, Job, Side, climb
+from ._verify.ladder import DECODED, Caches, HandedOver, Job, Side, check_ids, climb
 from ._verify.rungs import Thresholds
 from .cache import CacheView
 from .errors import StorageError, UsageError
@@ -130,16 +131,19 @@ def verify(
     without a model, are not run, and the verdict is then ``incomplete``.
 
     Raises:
-        UsageError: ``tokens`` do not fit, a threshold or a rung's name is none, or ``max_tokens`` is not positive.
+        UsageError: ``tokens`` do not fit or are not in the vocabulary, a threshold or a rung's name is none, or
+            ``max_tokens`` is not positive.
         IncompatibleError: heads or lanes differ, so that there is nothing to compare.
     """
+    max_tokens = _whole(max_tokens, "max_tokens")
     if max_tokens < 1:
         raise UsageError(f"max_tokens={max_tokens} asks for no token", fields={"max_tokens": max_tokens})
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
         raise UsageError(f"no rung is called `{unknown[0]}`", hint=f"rungs: {', '.join(RUNGS)}")
     limits = thresholds or Thresholds.usual("float32" if model is None else dtype_name(model))
-    ids = None if tokens is None else [int(t) for t in tokens]
+    ids = None if tokens is None else _ids(tokens, "tokens")
+    rest = None if remaining is None else _ids(remaining, "remaining")
     job = Job(
         model=model,
         thresholds=limits,
@@ -149,9 +153,20 @@ def verify(
         ends=frozenset(getattr(tokenizer, "eos_token_ids", None) or ()),
         text=None if tokenizer is None else lambda run: str(tokenizer.decode(list(run))),
     )
-    sides = (_side(reference, model, ids), _side(candidate, model, _said(candidate, ids, remaining)))
+    sides = (_side(reference, model, ids), _side(candidate, model, _said(candidate, ids, rest)))
     climbed = climb(*sides, job)
     return report([(climbed, {"name": "prompt"})], limits, {"settings": {"max_tokens": max_tokens}})
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise UsageError(f"{what} is {value!r}, which is no whole number") from error
+
+
+def _ids(given: Sequence[int], name: str) -> list[int]:
+    return [_whole(token, f"{name}[{at}]") for at, token in enumerate(given)]
 
 
 def report(
@@ -180,11 +195,13 @@ class _Shown(Side):
 
 
 def _side(given: CacheView | Sequence[Any], model: Any | None, tokens: list[int] | None) -> Side:
+    known = given.tokens if tokens is None and isinstance(given, CacheView) else tokens
+    if model is not None:
+        check_ids(model, known or ())
     if not isinstance(given, CacheView):
         return Caches(given, model, tokens)
     if model is None:
         return _Shown(given, "there is no model to decode with: give model=")
-    known = tokens if tokens is not None else given.tokens
     if known is None:
         return _Shown(given, "the tokens are not known: give tokens=")
     recurrent = next((i for i, layer in enumerate(given.layers) if layer.kind == "recurrent"), None)
@@ -209,7 +226,7 @@ def _said(
     seen = candidate.tokens if candidate.tokens is not None else tokens
     if seen is None or len(seen) < candidate.tokens_seen:
         raise UsageError("the ids of the candidate's tokens are not known", hint="give tokens=")
-    return [*seen[: candidate.tokens_seen], *(int(t) for t in remaining)]
+    return [*seen[: candidate.tokens_seen], *remaining]
 
 
 def write_text(path: Path, text: str) -> None:

@@ -194,7 +194,12 @@ def test_a_cache_without_logits_that_cannot_drop_a_token_says_so(models: Models)
     [
         {"max_tokens": 0},
         {"rungs": ("bits",)},
+        {"max_tokens": 2.5},
         {"tokens": [1, 2]},
+        {"tokens": [*cache_models.prompt(11), 1.5]},
+        {"tokens": [*cache_models.prompt(11), -1]},
+        {"tokens": [*cache_models.prompt(11), cache_models.VOCAB]},
+        {"remaining": [2**40]},
         {"remaining": [1], "candidate": "caches"},
     ],
 )
@@ -206,6 +211,19 @@ def test_bad_requests_are_refused(models: Models, options: dict[str, Any]) -> No
         candidate = kvbaton.to_mlx(view, model, tokens).prompt_cache
     with pytest.raises(kvbaton.errors.UsageError):
         kvbaton.verify(view, candidate, model, options.pop("tokens", tokens), **options)
+
+
+def test_tokens_that_the_vocabulary_lacks_are_named(models: Models) -> None:
+    """MLX would read whatever is in memory there. So of caches, and where the view alone knows its tokens."""
+    model = models("llama")
+    view, tokens = cached(model)
+    caches = kvbaton.to_mlx(view, model, tokens).prompt_cache
+    says = f"token 11 is 1000000, which is not in the vocabulary of {cache_models.VOCAB}"
+    with pytest.raises(kvbaton.errors.UsageError, match=says):
+        kvbaton.verify(caches, caches, model, [*tokens[:-1], 1000000])
+    said = kvbaton.from_mlx(caches, tokens=[*tokens[:-2], 1000000])
+    with pytest.raises(kvbaton.errors.UsageError, match="token 10 is 1000000"):
+        kvbaton.verify(said, said, model)
 
 
 @pytest.mark.parametrize("name", ["min_cosine", "min_agreement"])
