@@ -16,6 +16,7 @@ from kvbaton._verify.distributions import compare
 from kvbaton._verify.ladder import prefill_mlx
 from kvbaton._verify.rungs import free_running_rung, logits_rung, teacher_forced_rung
 from kvbaton._verify.walk import Start, Walk, walk
+from kvbaton.mlx import make_caches
 
 Models = Callable[[str], Any]
 
@@ -239,6 +240,16 @@ def test_the_share_that_is_asked_for_is_enough(wrong: int, steps: int, share: fl
     assert teacher_forced_rung(done, kvbaton.Thresholds(min_agreement=share))["status"] == "pass"
     above = kvbaton.Thresholds(min_agreement=share + 1e-9)
     assert teacher_forced_rung(done, above)["status"] == "fail"
+
+
+def test_values_without_a_row_in_common_are_not_run(models: Models) -> None:
+    """Caches that nobody filled: nothing in them was wrong, and nothing was looked at."""
+    model = models("llama")
+    view, tokens = cached(model)
+    report = kvbaton.verify(view, make_caches(model), model, tokens)
+    assert report.rung("bytes").status == "fail"
+    assert report.rung("values").status == "not_run"
+    assert "no row of the keys of layer 0 is in both" in (report.rung("values").note or "")
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

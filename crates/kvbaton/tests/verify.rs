@@ -289,6 +289,19 @@ fn a_failure_hides_no_other_rung_and_no_other_prompt() {
 }
 
 #[test]
+fn values_of_which_no_row_is_on_both_sides_are_not_compared() {
+    let whole = source(2, 8, 0);
+    let empty = whole.trim(8).unwrap();
+    let compare =
+        |a: &CacheView, b: &CacheView| compare_values(a, b, &Thresholds::default(), DType::Float32).unwrap();
+    for rung in [compare(&whole, &empty), compare(&empty, &whole)] {
+        assert_eq!(rung.status, Status::NotRun);
+        assert!(rung.note.unwrap().contains("no row of the keys of layer 0"));
+    }
+    assert_eq!(compare(&empty, &empty).status, Status::Pass);
+}
+
+#[test]
 fn thresholds_that_are_none_are_refused() {
     for wrong in [f64::NAN, -0.1, f64::INFINITY] {
         let error = Thresholds { max_kl: wrong, ..Thresholds::default() }.check().unwrap_err();

@@ -16,7 +16,8 @@ const BINS: usize = 128;
 
 /// Compares `found` with `reference`, layer by layer, keys and values apart.
 ///
-/// Rows are compared that both hold. Of each head of each layer: the cosine, the norm and the largest error of a row;
+/// Rows are compared that both hold; where that is none of a layer that either holds, the rung is `not_run` unless
+/// another layer fails it. Of each head of each layer: the cosine, the norm and the largest error of a row;
 /// of each layer also the largest difference. Values that are not finite fail at their place, and so do finite ones
 /// that `dtype`, the decoder's type, cannot hold.
 ///
@@ -38,15 +39,22 @@ pub fn compare_values(
     let mut tally = Tally::new(*thresholds, dtype);
     for (&layer, &there) in left.iter().zip(&right) {
         for part in parts(&reference.cache().layers[layer]) {
-            let (Some(expected), Some(found)) = (ours.read(layer, part)?, theirs.read(there, part)?) else {
-                continue;
+            let (expected, found) = match (ours.read(layer, part)?, theirs.read(there, part)?) {
+                (Some(expected), Some(found)) => (expected, found),
+                (None, None) => continue,
+                _ => {
+                    tally.unmatched.get_or_insert((part, layer));
+                    continue;
+                }
             };
             same_shape(part, layer, &expected, &found)?;
             let rows: Vec<i64> =
                 found.rows.iter().copied().filter(|r| expected.index(*r).is_some()).collect();
-            if !rows.is_empty() {
-                tally.part(reference, part, layer, &expected.at(&rows), &found.at(&rows))?;
+            if rows.is_empty() {
+                tally.unmatched.get_or_insert((part, layer));
+                continue;
             }
+            tally.part(reference, part, layer, &expected.at(&rows), &found.at(&rows))?;
         }
     }
     Ok(tally.rung())
@@ -69,6 +77,8 @@ struct Tally {
     place: Option<Where>,
     note: Option<String>,
     keys_turned: Option<usize>,
+    /// The first part of which no row is on both sides.
+    unmatched: Option<(Part, usize)>,
 }
 
 impl Tally {
@@ -87,6 +97,7 @@ impl Tally {
             place: None,
             note: None,
             keys_turned: None,
+            unmatched: None,
         }
     }
 
@@ -210,6 +221,10 @@ impl Tally {
             Some((place, note)) => (Some(place), Some(note)),
             None => (self.place, self.note),
         };
+        if let (None, Some((part, layer))) = (&place, self.unmatched) {
+            let why = format!("no row of the {part} of layer {layer} is in both caches");
+            return Rung::not_run(RungName::Values, why);
+        }
         let status = if place.is_some() { Status::Fail } else { Status::Pass };
         let note = note.or_else(|| {
             place.as_ref().map(|_| {
