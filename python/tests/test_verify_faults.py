@@ -275,6 +275,36 @@ def test_another_rope_base(models: Models) -> None:
     assert "the rotary base" in (report.rung("values").note or "")
 
 
+def test_what_is_wrong_in_one_head_is_not_its_rotary_base(models: Models) -> None:
+    """An angle is the same for all heads; here the rows of one are shifted."""
+    pipeline = Pipeline(models("llama"))
+    cache, rows = pipeline.caches[0], LENGTH - 1
+
+    def shift(values: np.ndarray[Any, Any]) -> None:
+        values[:, 1, :rows] = np.roll(values[:, 1, :rows], 1, axis=1)
+
+    cache.keys = changed(cache.keys, shift)
+    report = pipeline.verify()
+    assert element(places(report, "values")) == ("key", 0, 1)
+    assert "rotary" not in (report.rung("values").note or "")
+
+
+@pytest.mark.parametrize(("only", "layer"), [("rope_local_base_freq", 0), ("rope_theta", 2)])
+def test_another_rope_base_in_one_kind_of_layers(models: Models, only: str, layer: int) -> None:
+    """Of layers 0 to 2 the last is full; the others have a window, and a base of their own."""
+    right = models("gemma3")
+    base = {"rope_local_base_freq": 20000.0, "rope_theta": 50000.0}[only]
+    cache_models.CONFIGS["gemma3_rope"] = {**cache_models.CONFIGS["gemma3"], only: base}
+    pipeline = Pipeline(right)
+    kept = prefill_mlx(cache_models.build("gemma3_rope"), pipeline.tokens[:-1])
+    pipeline.source = kvbaton.from_mlx(kept, tokens=pipeline.tokens[:-1])
+    pipeline.caches = kvbaton.to_mlx(pipeline.source, right, pipeline.tokens).prompt_cache
+    report = pipeline.verify()
+    assert statuses(report)[:2] == ["pass", "fail"], report
+    assert element(places(report, "values"))[:2] == ("key", layer)
+    assert "the rotary base" in (report.rung("values").note or ""), report
+
+
 def test_half_bits_read_as_bfloat16(models: Models) -> None:
     pipeline = Pipeline(models("llama"))
     cache = pipeline.caches[1]

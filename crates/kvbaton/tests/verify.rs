@@ -288,6 +288,47 @@ fn a_failure_hides_no_other_rung_and_no_other_prompt() {
     assert_eq!(report.rungs[1].figures["failed"], json!(1));
 }
 
+/// The keys of two heads of 2 lanes, four rows, each row of head 1 twice as long; `change` says what is found.
+fn keys(change: impl Fn(usize, usize, [f32; 2]) -> [f32; 2]) -> CacheView {
+    let layout = Layout::from_toml(ROWS).unwrap();
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    for head in 0..2_u8 {
+        for row in 0..4_u8 {
+            let angle = f32::from(row) * 0.7 + f32::from(head);
+            let long = f32::from(head + 1);
+            let [a, b] = change(head.into(), row.into(), [long * angle.cos(), long * angle.sin()]);
+            keys.extend([a, b]);
+            values.extend([1.0, f32::from(row)]);
+        }
+    }
+    let tensor = |name: &str, values: &[f32]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.copy_from_slice(&bytes);
+        Tensor { info: TensorInfo::contiguous(name, DType::Float32, &[2, 4, 2]), bytes: Bytes::new(buffer) }
+    };
+    let tensors = vec![tensor("keys_0", &keys), tensor("values_0", &values)];
+    CacheView::new(layout, CacheSpec::full(1, 2, 2), tensors, LiveRows::seen(4)).unwrap()
+}
+
+#[test]
+fn keys_are_turned_where_those_of_all_heads_are() {
+    let right = keys(|_, _, k| k);
+    let turn = |k: [f32; 2], by: f32| {
+        let (s, c) = by.sin_cos();
+        [k[0] * c - k[1] * s, k[0] * s + k[1] * c]
+    };
+    let note = |found: &CacheView| {
+        let rung = compare_values(&right, found, &Thresholds::default(), DType::Float32).unwrap();
+        assert_eq!(rung.status, Status::Fail);
+        rung.note.unwrap_or_default()
+    };
+    let all = keys(|_, row, k| turn(k, row as f32 * 0.3));
+    assert!(note(&all).contains("the rotary base"), "{}", note(&all));
+    let one = keys(|head, row, k| if head == 1 { turn(k, row as f32 * 0.3) } else { k });
+    assert!(!note(&one).contains("rotary"), "{}", note(&one));
+}
+
 #[test]
 fn values_of_which_no_row_is_on_both_sides_are_not_compared() {
     let whole = source(2, 8, 0);

@@ -176,14 +176,19 @@ fn misread(suspect: &Suspect<'_>) -> Option<String> {
     None
 }
 
-/// What keys say that are wrong where the values beside them are right: each row has kept its norm and not its
-/// direction, all but the first, which no position turns.
+/// What keys say that are wrong where the values beside them are right: in every head, as an angle is the same for
+/// all of them, rows have kept their norms and not their directions, all but the first, which no position turns.
 pub(crate) fn turned(expected: &PartRows, found: &PartRows) -> bool {
     let rows = found.rows.len();
-    let kept_norms = (0..rows).all(|at| {
-        let d = Sums::of(expected.row(0, at), found.row(0, at)).distance();
-        (0.9..1.1).contains(&d.norm_ratio)
-    });
-    let first = found.rows.first().is_none_or(|p| *p != 0) || alike(expected.row(0, 0), found.row(0, 0));
-    rows > 1 && kept_norms && first
+    let first = found.rows.first().is_some_and(|p| *p == 0);
+    rows > 1
+        && (0..found.heads).all(|head| {
+            let pair = |at: usize| (expected.row(head, at), found.row(head, at));
+            let kept_norm =
+                |(e, f): (&[f32], &[f32])| (0.9..1.1).contains(&Sums::of(e, f).distance().norm_ratio);
+            let same = |(e, f): (&[f32], &[f32])| alike(e, f);
+            (0..rows).all(|at| kept_norm(pair(at)))
+                && (!first || same(pair(0)))
+                && !(0..rows).all(|at| same(pair(at)))
+        })
 }
