@@ -288,6 +288,21 @@ fn a_failure_hides_no_other_rung_and_no_other_prompt() {
     assert_eq!(report.rungs[1].figures["failed"], json!(1));
 }
 
+#[test]
+fn what_is_infinite_in_one_prompt_is_so_over_all() {
+    let prompt = |kl: serde_json::Value| {
+        let logits: Rung = serde_json::from_value(
+            json!({"name": "logits", "status": "fail", "where": null, "max_kl": kl, "max_difference": 0.5}),
+        )
+        .unwrap();
+        PromptReport::new(vec![logits], Map::new())
+    };
+    let prompts = vec![prompt(json!(0.25)), prompt(json!(null)), prompt(json!(0.5))];
+    let report = VerifyReport::new(prompts, Thresholds::default(), Map::new());
+    assert_eq!(report.rungs[2].figures["max_kl"], json!(null));
+    assert_eq!(report.rungs[2].figures["max_difference"], json!(0.5));
+}
+
 /// The keys of two heads of 2 lanes, four rows, each row of head 1 twice as long; `change` says what is found.
 fn keys(change: impl Fn(usize, usize, [f32; 2]) -> [f32; 2]) -> CacheView {
     let layout = Layout::from_toml(ROWS).unwrap();

@@ -361,9 +361,13 @@ fn over_prompts(name: RungName, prompts: &[PromptReport]) -> Rung {
         let found = all.iter().filter_map(|(_, r)| r.figures.get(figure)?.as_f64());
         found.collect::<Vec<f64>>()
     };
+    // A figure that is no number in one prompt, as what is infinite is in JSON, is none over all.
+    let unbounded = |figure: &str| all.iter().any(|(_, r)| r.figures.get(figure) == Some(&Value::Null));
     let mut keep = |figure: &str, fold: &dyn Fn(&[f64]) -> f64| {
         let found = numbers(figure);
-        if !found.is_empty() {
+        if unbounded(figure) {
+            rung.figures.insert(figure.to_owned(), Value::Null);
+        } else if !found.is_empty() {
             rung.figures.insert(figure.to_owned(), json!(fold(&found)));
         }
     };
