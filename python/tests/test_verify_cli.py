@@ -257,7 +257,12 @@ def test_what_cannot_be_used_is_said_before_anything_is_loaded(kvbaton_cli: Run,
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a"}\n')
     more = ("--prefill", "none.mlpackage", "--decode", "none", "--prompts", file, "--json")
-    for flags in (("--max-tokens", "0"), ("--repeat", "0"), ("--max-tokens", "8", "--context", "8")):
+    for flags in (
+        ("--max-tokens", "0"),
+        ("--repeat", "0"),
+        ("--max-tokens", "8", "--context", "8"),
+        ("--max-tokens", str(2**64 - 1), "--context", "8"),
+    ):
         error(kvbaton_cli("verify", *more, *flags), "usage")
     if Path("/proc").is_dir():
         # A folder in which nobody can make a file, root included.

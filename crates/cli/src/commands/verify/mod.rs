@@ -96,7 +96,7 @@ fn check_flags(verb: &Verify) -> Result<(), Error> {
     if verb.repeat == 0 {
         return usage("--repeat 0 prefills nothing".to_owned());
     }
-    if let Some(context) = verb.context.iter().find(|c| **c < verb.max_tokens + 1) {
+    if let Some(context) = verb.context.iter().find(|c| **c <= verb.max_tokens) {
         return usage(format!(
             "a context of {context} tokens has no room for a prompt and a continuation of {}",
             verb.max_tokens
