@@ -330,6 +330,17 @@ def test_what_is_lost_on_the_way_to_stdout_is_no_pass(
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
+def test_names_cannot_break_a_message_into_lines(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"name": "a\n\x1b[31mb", "tokens": [1, 100000]}))
+    done = verify(kvbaton_cli, tiny[1], tiny[0], file)
+    assert done.code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "\x1b" not in done.stderr
+
+
 @pytest.mark.parametrize("name", ["repeat", "context", "max-tokens"])
 def test_flags_that_are_no_numbers_are_refused(kvbaton_cli: Run, prompts: Path, name: str) -> None:
     more = ("--prefill", "none.mlpackage", "--decode", "none", "--prompts", prompts, "--json")

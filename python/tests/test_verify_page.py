@@ -114,9 +114,8 @@ def test_the_fault_s_place_is_in_the_page(browser: Open, page: Path) -> None:
     assert framed[1].startswith("head 1, layer 1: ")
 
 
-@pytest.mark.parametrize("width", [320, 390, 1200])
-def test_nothing_is_wider_than_the_window(browser: Open, page: Path, width: int) -> None:
-    """In a frame: the browser's own window is never as narrow as a phone."""
+def widths(browser: Open, page: Path, width: int) -> tuple[int, int]:
+    """Of the content and the window, in a frame: the browser's own window is never as narrow as a phone."""
     frame = page.with_name("frame.html")
     frame.write_text(
         f'<!doctype html><title></title><iframe style="width:{width}px;border:0" '
@@ -128,8 +127,48 @@ def test_nothing_is_wider_than_the_window(browser: Open, page: Path, width: int)
     dom, console = browser(frame)
     assert console == []
     content, window = map(int, answer(dom).strip("[]").split(","))
+    return content, window
+
+
+@pytest.mark.parametrize("width", [320, 390, 1200])
+def test_nothing_is_wider_than_the_window(browser: Open, page: Path, width: int) -> None:
+    content, window = widths(browser, page, width)
     assert window == width
     assert content <= window
+
+
+def named(report: kvbaton.VerifyReport, name: str, path: Path) -> Path:
+    document = report.to_dict()
+    prompts = [{**p, "name": name} for p in document["prompts"]]
+    kvbaton.VerifyReport({**document, "prompts": prompts}).save_html(path)
+    return path
+
+
+def test_a_long_name_pushes_nothing_aside(
+    browser: Open, report: kvbaton.VerifyReport, tmp_path: Path
+) -> None:
+    """Neither the page nor the table's last columns, which would be lost on paper."""
+    path = named(report, "name_" * 60, tmp_path / "long.html")
+    content, window = widths(browser, path, 320)
+    assert content <= window
+    question = "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
+    assert set(re.findall(r"\d+", answer(browser(asking(path, question))[0]))) == {"0"}
+
+
+def test_a_name_from_right_to_left_turns_nothing_else(
+    browser: Open, report: kvbaton.VerifyReport, tmp_path: Path
+) -> None:
+    """The word after the name in the heading of its difference is right of the one before."""
+    path = named(report, "\u202e\u05e9\u05dc\u05d5\u05dd", tmp_path / "turned.html")
+    question = (
+        "(() => { const h = document.querySelector('h3'), r = document.createRange();"
+        "const [a, b] = [h.firstChild, h.childNodes[2]];"
+        "const left = (n, at) => { r.setStart(n, at); r.setEnd(n, at + 1);"
+        "return r.getBoundingClientRect().left };"
+        "return [left(a, 0), left(b, 2), left(b, 5)].map(Math.round) })()"
+    )
+    first, step, later = map(int, answer(browser(asking(path, question))[0]).strip("[]").split(","))
+    assert first < step < later
 
 
 def test_dark_mode_is_dark(browser: Open, page: Path) -> None:

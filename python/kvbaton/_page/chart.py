@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .markup import Markup, join, tag
 
 _WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 82, 12, 12, 42
 _COLOURS = 5
 
 

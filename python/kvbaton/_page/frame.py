@@ -20,6 +20,7 @@ main { max-width: 60rem; margin: 0 auto; padding: 1rem 1rem 3rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--line); padding-bottom: .25rem; }
 h3 { font-size: 1rem; margin: 1.25rem 0 .25rem; }
+bdi { overflow-wrap: anywhere; } td bdi { display: inline-block; min-width: 6rem; }
 p { margin: .5rem 0; }
 code, pre, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .875em; }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .75rem;
@@ -37,7 +38,7 @@ th { color: var(--soft); font-weight: 600; } .n { text-align: right; font-varian
 .verdict b { font-size: 1.6rem; display: block; line-height: 1.2; }
 .verdict span { color: var(--ink); }
 figure { margin: .75rem 0; } figcaption { color: var(--soft); font-size: .875rem; margin-top: .25rem; }
-svg { max-width: 100%; height: auto; display: block; }
+svg { max-width: 100%; height: auto; display: block; overflow: visible; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 svg .axis { stroke: var(--line); stroke-width: 1; fill: none; }
 svg .line { fill: none; stroke-width: 2; }

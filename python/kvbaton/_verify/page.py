@@ -247,12 +247,12 @@ def _difference(prompt: Json, index: int, found: Json) -> Markup:
     words: object = ""
     if around:
         words = join(
-            tag("pre", around["before"], tag("b", around[side], class_=colour), title=side)
+            tag("pre", around["before"], tag("b", around[side], class_=colour), title=side, dir="auto")
             for side, colour in (("reference", "good"), ("candidate", "bad"))
         )
     return tag(
         "article",
-        tag("h3", f"Prompt {index}: {prompt.get('name', '')}, step {found['step']} ", tie),
+        tag("h3", f"Prompt {index}: ", _name(prompt), f", step {found['step']} ", tie),
         words,
         table(head, rows, numbers=(1, 2, 3)),
     )
@@ -269,9 +269,14 @@ def _prompts(document: Json) -> Markup:
         rungs = {r["name"]: r for r in prompt["rungs"]}
         cells = [_mark(rungs[name]) for name in _NAMES]
         verdict = tag("span", prompt["verdict"], class_=_CLASS[prompt["verdict"]])
-        rows.append([index, prompt.get("name", ""), prompt.get("prompt_tokens", ""), verdict, *cells])
+        rows.append([index, _name(prompt), prompt.get("prompt_tokens", ""), verdict, *cells])
     head = ["", "prompt", "tokens", "verdict", "bytes", "values", "logits", "forced", "free"]
     return section(f"Prompts ({len(prompts)})", table(head, rows, numbers=(0, 2)))
+
+
+def _name(prompt: Json) -> Markup:
+    """A prompt's name, of any length and in any script: it orders and moves nothing beside it."""
+    return tag("bdi", prompt.get("name", ""))
 
 
 def _mark(rung: Json) -> Markup:
@@ -291,7 +296,7 @@ def _run(document: Json) -> Markup:
         if values:
             parts += [
                 tag("h3", name.capitalize()),
-                facts((k.replace("_", " "), _value(v)) for k, v in values.items()),
+                facts((k.replace("_", " "), _value(v)) for k, v in values.items() if v is not None),
             ]
     return section("The run", *parts)
 

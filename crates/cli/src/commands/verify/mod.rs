@@ -213,7 +213,8 @@ fn jobs(
 
 /// An error of one of many prompts.
 fn named(prompt: &str, error: &Error) -> Error {
-    let mut named = Error::new(error.kind(), format!("prompt `{prompt}`: {error}")).field("prompt", prompt);
+    let shown = one_line(prompt);
+    let mut named = Error::new(error.kind(), format!("prompt `{shown}`: {error}")).field("prompt", prompt);
     if let Some(hint) = error.get_hint() {
         named = named.hint(hint);
     }
@@ -221,6 +222,13 @@ fn named(prompt: &str, error: &Error) -> Error {
         named = named.field(name, value.clone());
     }
     named
+}
+
+/// A name as a message shows it: what would break a line or command a terminal is escaped.
+fn one_line(name: &str) -> String {
+    name.chars()
+        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
+        .collect()
 }
 
 fn verify_prompt(
@@ -370,7 +378,7 @@ fn summary(report: &VerifyReport) -> String {
         let why =
             rung.map(|r| format!("{}: {}", r.name, r.note.as_deref().unwrap_or(""))).unwrap_or_default();
         let name = prompt.facts.get("name").and_then(Value::as_str).unwrap_or_default();
-        text.push_str(&format!("prompt {index} ({name}): {}; {why}\n", prompt.verdict));
+        text.push_str(&format!("prompt {index} ({}): {}; {why}\n", one_line(name), prompt.verdict));
     }
     text
 }
