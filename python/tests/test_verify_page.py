@@ -210,6 +210,15 @@ def test_a_page_of_many_prompts_stays_small(report: kvbaton.VerifyReport) -> Non
     assert len(kvbaton.VerifyReport(many).to_html().encode()) < LIMIT
 
 
+def test_what_was_not_run_is_not_said_to_be_equal(models: Any) -> None:
+    source = faults.Pipeline(models("llama")).source
+    alone = kvbaton.verify(source, source)
+    assert alone.rung("free_running").status == "not_run"
+    assert "No continuation was written." in alone.to_html()
+    assert "No continuation differs" not in alone.to_html()
+    assert "No continuation differs." in faults.Pipeline(models("llama")).verify().to_html()
+
+
 def test_a_page_that_cannot_be_written_leaves_nothing(report: kvbaton.VerifyReport, tmp_path: Path) -> None:
     with pytest.raises(kvbaton.errors.StorageError, match="cannot write"):
         report.save_html(tmp_path / "none" / "report.html")

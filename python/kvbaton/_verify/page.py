@@ -220,13 +220,15 @@ def _contexts(document: Json) -> Markup:
 
 def _differences(document: Json) -> Markup:
     """The first difference of every prompt that has one."""
-    shown = []
+    shown, written = [], 0
     for index, rung in _of(document, "free_running"):
+        written += 1
         found = rung.get("first_difference")
         if found:
             shown.append((index, found))
     if not shown:
-        return section("First differences", tag("p", "No continuation differs.", class_="soft"))
+        says = "No continuation differs." if written else "No continuation was written."
+        return section("First differences", tag("p", says, class_="soft"))
     blocks = [_difference(document["prompts"][index], index, found) for index, found in shown[:_SHOWN]]
     return section("First differences", *blocks, id_="differences")
 
