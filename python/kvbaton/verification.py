@@ -232,11 +232,14 @@ def _said(
 def write_text(path: Path, text: str) -> None:
     """Writes a file aside and renames it, so that nobody sees half of it. A link stays one; what is neither a file
     nor absent, a pipe or a device, is written to and never replaced."""
+    import errno
     import os
     import tempfile
 
     try:
-        path = path.resolve()
+        path = Path(os.path.realpath(path))
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         if path.exists() and not (path.is_file() or path.is_dir()):
             path.write_text(text, encoding="utf-8")
             return

@@ -239,3 +239,7 @@ def test_a_link_stays_one_and_a_pipe_is_not_replaced(report: kvbaton.VerifyRepor
     report.save_html(tmp_path / "nowhere")
     assert Path(os.devnull).is_char_device()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "nowhere", "real.html"]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(kvbaton.errors.StorageError, match="loop"):
+        report.save_html(tmp_path / "loop")
+    assert (tmp_path / "loop").is_symlink()
