@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kvbaton
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 import tiny_models
@@ -177,6 +178,35 @@ def test_a_model_may_stand_for_what_both_were_made_from(
     assert [r["status"] for r in document["rungs"]][:2] == ["pass", "fail"]
     assert document["settings"]["source_model"] == str(tiny[0])
     wrong = verify(kvbaton_cli, tiny[1], decoder, prompts, "--source-model", decoder, "--json")
+    assert error(wrong, "incompatible")["fields"]["field"] == "weights_digest"
+
+
+def test_a_model_may_be_the_reference(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    """A 4-bit decoder beside a package of the weights it was quantised from: the ordinary pair on a Mac."""
+    folder, package = tiny
+    decoder = tmp_path / "decoder"
+    mlx_lm.convert(str(folder), str(decoder), quantize=True, q_bits=4, q_group_size=32)
+    source = ("--source-model", folder, "--json")
+    own = verify(kvbaton_cli, package, decoder, prompts, *source)
+    assert own.code == 1, own.stderr
+    assert [r["status"] for r in own.json()["rungs"]][:2] == ["pass", "fail"]
+    assert f"--reference {folder}" in own.stderr
+    assert own.json()["settings"]["reference"].startswith("the decoder's own prefill, of other weights")
+    done = verify(kvbaton_cli, package, decoder, prompts, "--reference", folder, *source)
+    assert done.code == 0, done.stderr
+    document = done.json()
+    assert document["verdict"] in ("pass", "tie")
+    assert {r["status"] for r in document["rungs"]} == {"pass"}
+    # The package's own rounding is left, and nothing of the decoder's four bits.
+    assert 0 < document["rungs"][1]["max_row_error"] < 0.01
+    assert document["settings"]["reference"] == str(folder)
+    assert document["fingerprints"]["reference_weights"] == document["fingerprints"]["package_weights"]
+    assert document["fingerprints"]["decoder_weights"] != document["fingerprints"]["package_weights"]
+    assert "note:" not in done.stderr
+    # It must be what the package was made from.
+    wrong = verify(kvbaton_cli, package, decoder, prompts, "--reference", decoder, *source)
     assert error(wrong, "incompatible")["fields"]["field"] == "weights_digest"
 
 

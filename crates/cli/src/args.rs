@@ -51,8 +51,8 @@ pub(crate) struct Verify {
     /// Cut the prompts so that each fills this context together with its continuation; each prompt runs at each.
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     pub(crate) context: Vec<usize>,
-    /// Compare with this package's cache instead of MLX's own prefill.
-    #[arg(long, value_name = "PACKAGE")]
+    /// Compare with this package's cache, or with MLX's prefill of this model, instead of the decoder's own prefill.
+    #[arg(long, value_name = "PACKAGE|MODEL")]
     pub(crate) reference: Option<PathBuf>,
     /// Prefill each prompt so often; the caches must be the same.
     #[arg(long, default_value_t = 1, value_name = "K")]

@@ -19,11 +19,12 @@ use crate::host::DecoderRequest;
 use crate::printer::Printer;
 use decoder::{decoder, package_decoder};
 use handover::hand_over;
-use producer::{Producer, dumped_rows, is_package, producer};
+use producer::{Producer, dumped_rows, producer};
 use prompt::prompt_tokens;
 use report::{DecodeReport, Report, summary};
 
 pub(super) use decoder::check_models;
+pub(super) use producer::is_package;
 pub(super) use prompt::whole_prompt;
 
 pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {

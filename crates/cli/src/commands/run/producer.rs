@@ -30,7 +30,7 @@ impl Producer<'_> {
 }
 
 /// Whether a folder is a Core ML package.
-pub(super) fn is_package(path: &Path) -> bool {
+pub(in crate::commands) fn is_package(path: &Path) -> bool {
     path.join("Manifest.json").is_file() || path.extension().is_some_and(|e| e == "mlpackage")
 }
 

@@ -1,5 +1,6 @@
 //! `kvbaton verify`: whether the hand-off changes the answer.
 
+mod producers;
 mod prompts;
 
 use std::ffi::OsString;
@@ -10,16 +11,13 @@ use std::time::Instant;
 use clap::ValueEnum;
 use kvbaton::layout::DType;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
-use kvbaton::{
-    CacheView, DigestCache, Engine, EngineOptions, Error, ErrorKind, Prefill, Prefilled, Stated, Waived,
-    files_digest, open_prefill,
-};
+use kvbaton::{CacheView, Error, ErrorKind, Prefilled};
 use serde_json::{Map, Value, json};
 
-use super::run::{check_models, whole_prompt};
-use super::{described, layout, need_host};
+use self::producers::Producers;
+use super::need_host;
 use crate::Host;
-use crate::args::{Different, Verify, VerifyThresholds};
+use crate::args::{Verify, VerifyThresholds};
 use crate::host::{Decoder, DecoderRequest, VerifyRequest};
 use crate::printer::{Printer, table};
 
@@ -33,12 +31,21 @@ pub(crate) fn run(
     let host = need_host(host, "verify")?;
     check_flags(verb)?;
     let prompts = prompts::read(&verb.prompts)?;
-    let mut packages = Packages::open(verb, host, printer)?;
+    let mut producers = Producers::open(verb, host, printer)?;
+    if let Some(source) = &verb.source_model
+        && producers.own_prefill_is_another_models(verb)?
+    {
+        printer.note(&format!(
+            "note: the decoder's own prefill is of other weights than the package's, and so are its values; \
+             `--reference {}` compares with MLX's prefill of the package's own",
+            source.display()
+        ));
+    }
     let request = DecoderRequest { folder: verb.decode.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
     let mut decoder = host.decoder(&request)?;
     let dtype = decoder.dtype()?;
     let thresholds = thresholds(&verb.thresholds, dtype)?;
-    let jobs = jobs(verb, &prompts, &*decoder, &mut packages)?;
+    let jobs = jobs(verb, &prompts, &*decoder, &mut producers)?;
 
     let bar = printer.progress();
     bar.set_message("verify");
@@ -48,11 +55,11 @@ pub(crate) fn run(
         if host.interrupted() {
             return Err(Error::new(ErrorKind::Interrupted, "interrupted"));
         }
-        results.push(verify_prompt(verb, job, &mut packages, &mut *decoder, thresholds)?);
+        results.push(verify_prompt(verb, job, &mut producers, &mut *decoder, thresholds)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let facts = facts(verb, arguments, host, &*decoder, dtype, &packages)?;
+    let facts = facts(verb, arguments, host, &*decoder, dtype, &producers)?;
     let report = VerifyReport::new(results, thresholds, facts);
     if let Some(path) = &verb.report {
         let document = serde_json::to_value(&report)
@@ -126,42 +133,6 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The package, and the one that it is compared with.
-struct Packages {
-    engine: Box<dyn Prefill>,
-    reference: Option<Box<dyn Prefill>>,
-}
-
-impl Packages {
-    fn open(verb: &Verify, host: &dyn Host, printer: &Printer) -> Result<Packages, Error> {
-        let layout = verb.layout.as_deref().map(layout).transpose()?;
-        let model = verb.model.as_deref().map(|folder| described(folder, host)).transpose()?;
-        let open = |path: &Path, options: EngineOptions| {
-            let package = open_prefill(path, options)?;
-            let waived = Waived { weights: verb.allow_different.contains(&Different::Weights) };
-            check_models(package.model(), &verb.decode, verb.source_model.as_deref(), host, waived)?;
-            Ok::<_, Error>(package)
-        };
-        let stated = || Stated { layout: layout.clone(), model: model.clone() };
-        // What it is compared with runs on the executor, whichever engine is being verified.
-        let cpu = verb.runtime.executor.options(verb.threads);
-        let on_executor =
-            EngineOptions { engine: Some(Engine::Cpu), cpu, stated: stated(), ..EngineOptions::default() };
-        let reference = verb.reference.as_deref().map(|path| open(path, on_executor)).transpose()?;
-        let options = verb.runtime.options(verb.threads, stated(), printer);
-        Ok(Packages { engine: open(&verb.prefill, options)?, reference })
-    }
-
-    /// Loads what a prompt needs, in all packages.
-    fn prepare(&mut self, prompt_tokens: usize) -> Result<(), Error> {
-        let engines = std::iter::once(&mut self.engine).chain(&mut self.reference);
-        for engine in engines.filter(|_| prompt_tokens > 1) {
-            engine.prepare(prompt_tokens - 1).map_err(|e| whole_prompt(e, prompt_tokens))?;
-        }
-        Ok(())
-    }
-}
-
 /// A prompt at one length.
 struct Job {
     name: String,
@@ -174,9 +145,9 @@ fn jobs(
     verb: &Verify,
     prompts: &[prompts::Prompt],
     decoder: &dyn Decoder,
-    packages: &mut Packages,
+    producers: &mut Producers<'_>,
 ) -> Result<Vec<Job>, Error> {
-    let vocab = packages.engine.model().map_or(usize::MAX, |m| m.vocab_size);
+    let vocab = producers.package.model().map_or(usize::MAX, |m| m.vocab_size);
     let mut jobs = Vec::new();
     for prompt in prompts {
         let of_prompt = |e: Error| named(&prompt.name, &e);
@@ -204,7 +175,7 @@ fn jobs(
             if want == 0 {
                 return Err(of_prompt(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")));
             }
-            packages.prepare(want).map_err(of_prompt)?;
+            producers.prepare(want).map_err(of_prompt)?;
             jobs.push(Job { name: prompt.name.clone(), context, tokens: tokens[..want].to_vec() });
         }
     }
@@ -234,7 +205,7 @@ fn one_line(name: &str) -> String {
 fn verify_prompt(
     verb: &Verify,
     job: Job,
-    packages: &mut Packages,
+    producers: &mut Producers<'_>,
     decoder: &mut dyn Decoder,
     thresholds: Thresholds,
 ) -> Result<PromptReport, Error> {
@@ -245,10 +216,8 @@ fn verify_prompt(
     let (mut cache, mut reference): (Option<CacheView>, Option<CacheView>) = (None, None);
     // Of a prompt of one token nothing is handed over: the decoder starts from empty caches.
     if !prompt.is_empty() {
-        let (prefilled, repeated) = repeat_prefill(&mut *packages.engine, prompt, verb.repeat)?;
-        if let Some(engine) = &mut packages.reference {
-            reference = Some(engine.prefill(prompt)?.cache);
-        }
+        let (prefilled, repeated) = repeat_prefill(&mut *producers.package, prompt, verb.repeat)?;
+        reference = producers.reference(prompt)?;
         let Prefilled { cache: left, report, .. } = prefilled;
         cache = Some(left);
         fact("producer", json!(repeated));
@@ -273,19 +242,9 @@ fn facts(
     host: &dyn Host,
     decoder: &dyn Decoder,
     dtype: DType,
-    packages: &Packages,
+    producers: &Producers<'_>,
 ) -> Result<Map<String, Value>, Error> {
     let shown = |path: &Path| path.display().to_string();
-    let digest = |engine: &dyn Prefill| engine.model().and_then(|m| m.weights_digest.clone());
-    let mut fingerprints = json!({
-        "package": package_digest(&verb.prefill)?,
-        "package_weights": digest(&*packages.engine),
-        "decoder_weights": DigestCache::of_user().weights_digest(&verb.decode)?,
-    });
-    if let (Some(path), Some(engine)) = (&verb.reference, &packages.reference) {
-        fingerprints["reference_package"] = json!(package_digest(path)?);
-        fingerprints["reference_weights"] = json!(digest(&**engine));
-    }
     let mut versions = host.versions()?;
     versions.insert("kvbaton".to_owned(), json!(env!("CARGO_PKG_VERSION")));
     let numerics = verb.runtime.executor.numerics.to_possible_value().map(|v| v.get_name().to_owned());
@@ -294,10 +253,10 @@ fn facts(
         "command": command(arguments),
         "settings": {
             "prefill": shown(&verb.prefill),
-            "prefill_engine": packages.engine.engine(),
+            "prefill_engine": producers.package.engine(),
             "decode": shown(&verb.decode),
             "decode_engine": decoder.engine(),
-            "reference": verb.reference.as_deref().map_or_else(|| "the decoder's own prefill".to_owned(), shown),
+            "reference": producers.compared_with(verb)?,
             "source_model": verb.source_model.as_deref().map(shown),
             "prompts": shown(&verb.prompts),
             "max_tokens": verb.max_tokens,
@@ -307,17 +266,10 @@ fn facts(
             "allowed_different": waived,
         },
         "versions": versions,
-        "fingerprints": fingerprints,
+        "fingerprints": producers.fingerprints(verb)?,
     });
     let Value::Object(facts) = document else { return Ok(Map::new()) };
     Ok(facts)
-}
-
-/// Which files exactly: those of a package, or of the folder that a chain is in.
-fn package_digest(path: &Path) -> Result<String, Error> {
-    let folder =
-        if path.is_file() { path.parent().filter(|p| !p.as_os_str().is_empty()) } else { Some(path) };
-    files_digest(folder.unwrap_or(Path::new(".")))
 }
 
 /// The command line as a shell would take it again.
