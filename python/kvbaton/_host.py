@@ -13,7 +13,7 @@ from typing import Any
 from . import _native
 from .cache import CacheView
 from .errors import KvbatonError, ModelError, UnavailableError, UsageError, make
-from .mlx import cache_addresses, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
+from .mlx import cache_addresses, check_ids, copied_bytes, describe, make_caches, prefill_to_mlx, to_mlx
 from .prefill import Prefill
 from .report import HandoffReport, PrefillReport
 
@@ -183,6 +183,7 @@ class MlxPrefiller:
         """Runs all of ``tokens`` and gives their cache."""
         from .mlx import from_mlx
 
+        check_ids(self._model, tokens)
         return from_mlx(_prefilled(self._model, tokens), self._model, tokens=tokens)._native
 
 
@@ -268,6 +269,7 @@ class MlxDecoder:
 
     def receive(self, cache: _native.NativeView | None, tokens: Sequence[int]) -> str:
         """Takes the cache of all tokens but the last over and returns the report as JSON."""
+        check_ids(self._model, tokens)
         if cache is None:
             start = time.perf_counter()
             self._caches = make_caches(self._model)
@@ -286,6 +288,7 @@ class MlxDecoder:
 
     def prefill(self, tokens: Sequence[int]) -> str:
         """MLX's own prefill of all tokens but the last, in the steps that mlx-lm takes; the report as JSON."""
+        check_ids(self._model, tokens)
         count = len(tokens) - 1
         start = time.perf_counter()
         self._caches = _prefilled(self._model, tokens[:-1])
@@ -311,7 +314,7 @@ class MlxDecoder:
     ) -> str:
         """All rungs of one prompt, as JSON: what ``cache`` makes the model say, against what ``reference``
         does, or the model's own prefill. Without a cache, as of a prompt of one token, from empty ones."""
-        from ._verify.ladder import Caches, HandedOver, Job, Side, check_ids, climb, prefill_mlx
+        from ._verify.ladder import Caches, HandedOver, Job, Side, climb, prefill_mlx
         from ._verify.rungs import Thresholds
 
         chosen = json.loads(options)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from . import _native
 from ._mlx import adopting
-from ._mlx.decoder import describe, dtype_name, dtype_of, make_caches
+from ._mlx.decoder import check_ids, describe, dtype_name, dtype_of, make_caches
 from ._mlx.filling import check_model, fill, remaining
 from ._mlx.reading import from_mlx
 from ._mlx.rows import Prefilling, Rows
@@ -29,6 +29,7 @@ from .report import HandoffReport, PrefillReport
 __all__ = [
     "Handoff",
     "cache_addresses",
+    "check_ids",
     "copied_bytes",
     "describe",
     "dtype_name",
@@ -100,11 +101,12 @@ def to_mlx(
         IncompatibleError: the cache is not this model's: layers, heads, head_dim, rope or vocabulary differ;
             or rows are missing that the caches want.
         CapacityError: caches hold fewer rows than the source has.
-        UsageError: ``tokens`` do not fit the cache, or none are known.
+        UsageError: ``tokens`` do not fit the cache or the vocabulary, or none are known.
     """
     start = time.perf_counter()
     _require_mlx()
     rest = remaining(cache, tokens)
+    check_ids(model, rest.tokens, first=rest.rows)
     decoder = describe(model)
     check_model(cache.model, decoder)
     refused = None
@@ -158,12 +160,13 @@ def prefill_to_mlx(
 
     Raises:
         IncompatibleError: the package is not this model's.
-        UsageError: there are no tokens, or ``prompt_cache`` holds some already.
+        UsageError: there are no tokens, one is not in the vocabulary, or ``prompt_cache`` holds some already.
     """
     _require_mlx()
     ids = [int(t) for t in tokens]
     if not ids:
         raise UsageError("no tokens: a decoder needs one to run")
+    check_ids(model, ids)
     if len(ids) == 1:
         return Handoff(list(prompt_cache or make_caches(model)), ids, HandoffReport.empty(0.0))
     decoder = describe(model)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from . import _native
-from ._verify.ladder import DECODED, Caches, HandedOver, Job, Side, check_ids, climb
+from ._verify.ladder import DECODED, Caches, HandedOver, Job, Side, climb
 from ._verify.rungs import Thresholds
 from .cache import CacheView
 from .errors import StorageError, UsageError
-from .mlx import dtype_name
+from .mlx import check_ids, dtype_name
 
 __all__ = ["Rung", "Thresholds", "VerifyReport", "verify"]
 

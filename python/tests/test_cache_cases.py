@@ -78,6 +78,9 @@ def test_d05_the_same_prompt_again_says_what_is_cached_and_what_remains(models: 
     view = kvbaton.from_mlx(source, model, tokens=tokens)
     handoff = kvbaton.to_mlx(view, model, tokens)
     assert (handoff.cached_tokens, handoff.remaining_tokens) == (4, [tokens[4]])
+    # What remains is run by the caller, and mlx-lm checks nothing.
+    with pytest.raises(UsageError, match="token 1000000 at position 5 is not in the vocabulary of"):
+        kvbaton.to_mlx(view, model, [*tokens, 1000000])
     answer = int(mx.argmax(first).item())
     assert go_on(model, handoff.prompt_cache, tokens[4], 6) == [answer, *go_on(model, cold, answer, 5)]
 

@@ -134,13 +134,22 @@ def test_ids_that_are_no_numbers_are_refused(
     )
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("by_model", [False, True])
 def test_a_token_outside_the_vocabulary_is_refused(
-    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path, place: int, by_model: bool
 ) -> None:
+    """The last one too, which nobody prefills: MLX would read whatever memory is there."""
+    folder, package = tiny
+    ids = [1, 2, 3]
+    ids[place] = 2**31
     file = tmp_path / "ids"
-    file.write_text(f"1 {tiny_models.VOCAB} 3")
-    refused = error(run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--json"), "usage")
-    assert refused["fields"]["token"] == tiny_models.VOCAB
+    file.write_text(json.dumps(ids))
+    prefill = folder if by_model else package
+    done = kvbaton_cli("run", "--prefill", prefill, "--decode", folder, "--prompt-tokens", file, "--json")
+    refused = error(done, "usage")
+    found = {name: refused["fields"][name] for name in ("token", "position", "vocab_size")}
+    assert found == {"token": 2**31, "position": place, "vocab_size": tiny_models.VOCAB}
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,9 @@ def test_a_prompt_of_one_token_runs_no_prefill(model: Any) -> None:
     assert (handoff.remaining_tokens, handoff.prefill, handoff.report.bytes) == ([9], None, 0)
     with pytest.raises(kvbaton.errors.UsageError, match="no tokens"):
         kvbaton.prefill_to_mlx(engine, [], model)
+    for wrong in (-1, 10**9):
+        with pytest.raises(kvbaton.errors.UsageError, match=f"token {wrong} at position 0 is not in the"):
+            kvbaton.prefill_to_mlx(engine, [wrong], model)
 
 
 def test_run_answers_the_same_with_and_without_streaming(

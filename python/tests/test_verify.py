@@ -219,11 +219,11 @@ def test_tokens_that_the_vocabulary_lacks_are_named(models: Models) -> None:
     model = models("llama")
     view, tokens = cached(model)
     caches = kvbaton.to_mlx(view, model, tokens).prompt_cache
-    says = f"token 11 is 1000000, which is not in the vocabulary of {cache_models.VOCAB}"
+    says = f"token 1000000 at position 11 is not in the vocabulary of {cache_models.VOCAB}"
     with pytest.raises(kvbaton.errors.UsageError, match=says):
         kvbaton.verify(caches, caches, model, [*tokens[:-1], 1000000])
     said = kvbaton.from_mlx(caches, tokens=[*tokens[:-2], 1000000])
-    with pytest.raises(kvbaton.errors.UsageError, match="token 10 is 1000000"):
+    with pytest.raises(kvbaton.errors.UsageError, match="token 1000000 at position 10"):
         kvbaton.verify(said, said, model)
 
 

@@ -13,7 +13,8 @@ use kvbaton_mil::PAST_KEY;
 use kvbaton_runtime::{Counts, Loaded, Output, Runtime, Session, Units};
 
 use crate::chunks::{Chain, RunStep, Step, steps};
-use crate::cpu::{agree, check_vocabulary, input_name};
+use crate::compatible::check_vocabulary;
+use crate::cpu::{agree, input_name};
 use crate::functions::{PrefillFunctions, prefill_functions};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;

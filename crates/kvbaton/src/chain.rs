@@ -15,7 +15,8 @@ mod stage;
 mod tests;
 
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
-use crate::cpu::{Stated, check_vocabulary};
+use crate::compatible::check_vocabulary;
+use crate::cpu::Stated;
 use crate::functions::{ChunkFunction, PrefillFunctions};
 use crate::prefill::{ChunkSink, too_long};
 use crate::report::PrefillReport;

@@ -56,3 +56,21 @@ pub fn check_compatible(source: &ModelSpec, target: &ModelSpec, waived: Waived) 
         .field("model", shown(b))),
     }
 }
+
+/// Refuses ids that the model has no embedding for.
+///
+/// # Errors
+///
+/// When one is not below `vocab`.
+pub fn check_vocabulary(tokens: &[u32], vocab: usize) -> Result<(), Error> {
+    match tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+        None => Ok(()),
+        Some((at, &id)) => Err(Error::new(
+            ErrorKind::Usage,
+            format!("token {id} at position {at} is not in the vocabulary of {vocab}"),
+        )
+        .field("token", id)
+        .field("position", at)
+        .field("vocab_size", vocab)),
+    }
+}

@@ -12,6 +12,7 @@ use kvbaton_mil::{LAYOUT_KEY, MODEL_KEY, PAST_KEY, Package};
 
 use crate::activations::{Activations, Collector, Rows};
 use crate::chunks::{Chain, ChunkTime, RunStep, Step, steps};
+use crate::compatible::check_vocabulary;
 use crate::functions::{Facts, PrefillFunctions, check_declared, prefill_functions, program_inputs};
 use crate::inputs::{self, Wanted};
 use crate::prefill::ChunkSink;
@@ -290,20 +291,6 @@ pub(crate) fn input_name<'a>(name: Option<&'a str>, role: &str) -> Result<&'a st
         Error::new(ErrorKind::Layout, format!("the layout does not name the program's {role} input"))
             .hint(format!("add `{role} = \"…\"` to its [inputs] table"))
     })
-}
-
-/// Refuses ids that the model has no embedding for.
-pub(crate) fn check_vocabulary(tokens: &[u32], vocab: usize) -> Result<(), Error> {
-    match tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
-        None => Ok(()),
-        Some((at, &id)) => Err(Error::new(
-            ErrorKind::Usage,
-            format!("token {id} at position {at} is not in the vocabulary of {vocab}"),
-        )
-        .field("token", id)
-        .field("position", at)
-        .field("vocab_size", vocab)),
-    }
 }
 
 impl RunStep for CpuPrefill {

@@ -9,7 +9,8 @@ use kvbaton_mil::Package;
 use kvbaton_mil::program::DataType;
 use kvbaton_runtime::Units;
 
-use crate::cpu::{Stated, agree, check_vocabulary};
+use crate::compatible::check_vocabulary;
+use crate::cpu::{Stated, agree};
 use crate::functions::{Facts, decode_function, program_states};
 use crate::inputs::{self, Wanted as Input};
 use crate::tensors::{dtype, tensor};

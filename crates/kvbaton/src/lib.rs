@@ -42,7 +42,7 @@ pub use accelerated::{RuntimeDecode, RuntimePrefill};
 pub use activations::{Activation, Activations, Overflow};
 pub use chain::{ChainFile, ChainPrefill, StageFile, StatedLayout, chain_file};
 pub use chunks::ChunkTime;
-pub use compatible::{Waived, check_compatible};
+pub use compatible::{Waived, check_compatible, check_vocabulary};
 pub use cpu::{CpuPrefill, Stated};
 pub use decode::{CpuDecode, Decode, DecodeFacts};
 pub use digest::{DigestCache, files_digest, weights_digest};

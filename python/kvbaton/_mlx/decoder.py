@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import IncompatibleError
+from ..errors import IncompatibleError, UsageError
 from .slots import Slot, Spec, flatten, spec_of
 
 _ROPE_WORDS = ("rope", "rotary", "partial")
@@ -151,6 +152,26 @@ def dtype_of(model: Any) -> Any:
     if not chosen:
         raise IncompatibleError("the decoder has no floating-point weights to take the cache's type from")
     return chosen[0].dtype
+
+
+def check_ids(model: Any, tokens: Sequence[int], first: int = 0) -> None:
+    """Refuses tokens that are not in the model's vocabulary: MLX reads whatever is in memory there.
+
+    ``first`` is the position of the first of them.
+
+    Raises:
+        UsageError: one is not.
+    """
+    try:
+        vocabulary = int(describe(model).model["vocab_size"])
+    except IncompatibleError:  # What needs the description says so itself.
+        return
+    for at, token in enumerate(tokens, first):
+        if not 0 <= token < vocabulary:
+            raise UsageError(
+                f"token {token} at position {at} is not in the vocabulary of {vocabulary}",
+                fields={"token": token, "position": at, "vocab_size": vocabulary},
+            )
 
 
 def dtype_name(model: Any) -> str:

@@ -20,7 +20,7 @@ from ..errors import (
     OverflowInCacheError,
     UsageError,
 )
-from ..mlx import describe, dtype_name, from_mlx, make_caches, to_mlx
+from ..mlx import dtype_name, from_mlx, make_caches, to_mlx
 from .rungs import (
     Rung,
     Text,
@@ -134,24 +134,6 @@ class Caches(Side):
         if self.tokens is None:
             return "the tokens are not known: give tokens="
         return None
-
-
-def check_ids(model: Any, tokens: Sequence[int]) -> None:
-    """Refuses tokens that are not in the model's vocabulary: MLX reads whatever is in memory there.
-
-    Raises:
-        UsageError: one is not.
-    """
-    try:
-        vocabulary = int(describe(model).model["vocab_size"])
-    except IncompatibleError:  # Each rung says so itself.
-        return
-    for at, token in enumerate(tokens):
-        if not 0 <= token < vocabulary:
-            raise UsageError(
-                f"token {at} is {token}, which is not in the vocabulary of {vocabulary}",
-                fields={"position": at, "token": token, "vocabulary": vocabulary},
-            )
 
 
 def prefill_mlx(

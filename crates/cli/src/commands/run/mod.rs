@@ -9,7 +9,7 @@ mod report;
 use std::time::Instant;
 
 use kvbaton::plan::route::{Engine, Route};
-use kvbaton::{Error, ErrorKind, HandoffReport, PrefillReport, Waived, open_dump};
+use kvbaton::{Error, ErrorKind, HandoffReport, PrefillReport, Waived, check_vocabulary, open_dump};
 
 use super::decision::{Cost, taken};
 use super::{described, need_host, need_tokenizer};
@@ -44,6 +44,9 @@ pub(crate) fn run(verb: &Run, host: Option<&dyn Host>, printer: &Printer) -> Res
         return Err(Error::new(ErrorKind::EmptyPrompt, "the prompt has no tokens")
             .hint("give at least one token; without a beginning-of-text token an empty text has none"));
     };
+    if let Some(model) = producer.model() {
+        check_vocabulary(&tokens, model.vocab_size)?;
+    }
     let taken = taken(verb, matches!(producer, Producer::Engine(_)), host, tokens.len())?;
     let alone = taken.route == Some(Route::Mlx);
     if let Some(package) = verb.decode_package.as_deref()

@@ -11,7 +11,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use kvbaton::layout::DType;
 use kvbaton::verify::{PromptReport, RungName, Status, Thresholds, VerifyReport, repeat_prefill};
-use kvbaton::{CacheView, Error, ErrorKind, Prefilled};
+use kvbaton::{CacheView, Error, ErrorKind, Prefilled, check_vocabulary};
 use serde_json::{Map, Value, json};
 
 use self::producers::Producers;
@@ -152,10 +152,7 @@ fn jobs(
     for prompt in prompts {
         let of_prompt = |e: Error| named(&prompt.name, &e);
         let tokens = prompt.encode(decoder, verb.ignore_chat_template).map_err(of_prompt)?;
-        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            let message = format!("token {id} is not in the vocabulary of {vocab}");
-            return Err(of_prompt(Error::new(ErrorKind::Usage, message).field("token", *id)));
-        }
+        check_vocabulary(&tokens, vocab).map_err(of_prompt)?;
         let lengths: Vec<Option<usize>> = match verb.context.as_slice() {
             [] => vec![None],
             contexts => contexts.iter().copied().map(Some).collect(),
