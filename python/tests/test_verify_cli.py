@@ -272,6 +272,7 @@ def test_bad_input_is_one_error(
     assert "none" in refused("model", model=tmp_path / "none")
     hollow = tmp_path / "hollow"
     hollow.mkdir()
+    assert "is a Core ML package" in refused("usage", model=package)
     assert "config.json" in refused("model", model=hollow)
     (hollow / "config.json").write_text("{")
     assert "hollow" in refused("model", model=hollow)

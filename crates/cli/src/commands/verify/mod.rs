@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use self::producers::Producers;
 use super::need_host;
+use super::run::is_package;
 use crate::Host;
 use crate::args::{Verify, VerifyThresholds};
 use crate::host::{Decoder, DecoderRequest, VerifyRequest};
@@ -108,6 +109,11 @@ fn check_flags(verb: &Verify) -> Result<(), Error> {
             "a context of {context} tokens has no room for a prompt and a continuation of {}",
             verb.max_tokens
         ));
+    }
+    if is_package(&verb.decode) {
+        let message =
+            format!("`{}` is a Core ML package, whose logits cannot be compared", verb.decode.display());
+        return Err(Error::new(ErrorKind::Usage, message).hint("name the MLX model's folder with --decode"));
     }
     let Some(path) = &verb.report else { return Ok(()) };
     if !folder_of(path).is_dir() {
