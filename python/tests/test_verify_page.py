@@ -14,6 +14,7 @@ from typing import Any
 import kvbaton
 import pytest
 import test_verify_faults as faults
+from kvbaton._page import Series, chart, standalone
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 LIMIT = 2_000_000
@@ -243,3 +244,18 @@ def test_a_link_stays_one_and_a_pipe_is_not_replaced(report: kvbaton.VerifyRepor
     with pytest.raises(kvbaton.errors.StorageError, match="loop"):
         report.save_html(tmp_path / "loop")
     assert (tmp_path / "loop").is_symlink()
+
+
+def test_curves_have_colours_of_their_own() -> None:
+    """In the light, the dark and the printed palette: what two curves share says nothing."""
+    names = [f"curve {n}" for n in range(8)]
+    drawn = standalone(
+        chart.lines([Series(n, [(1.0, 1.0), (2.0, 2.0)]) for n in names], "x", "y", legend_inside=True)
+    )
+    used = re.findall(r"stroke:var\((--c\d)\)", drawn)
+    assert len(set(used)) == len(used) == len(names)
+    palettes = [dict(re.findall(r"(--c\d): (#\w+)", block)) for block in drawn.split(":root")[1:]]
+    assert len(palettes) == 2
+    for palette in palettes:
+        assert set(used) <= set(palette)
+        assert len(set(palette.values())) == len(palette)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .chart import _COLOURS, _svg
+from .chart import _svg, colour_of
 from .markup import Markup, join, tag
 
 _WIDTH, _BAR, _GAP, _TOP = 640, 20, 8, 4
@@ -49,7 +49,7 @@ def stacked(
                     y=top,
                     width=f"{width:.2f}",
                     height=_BAR,
-                    style=f"fill:var(--c{index % _COLOURS})",
+                    style=f"fill:{colour_of(index)}",
                 )
             )
             at += width
@@ -59,7 +59,7 @@ def stacked(
         "p",
         join(
             (
-                tag("span", tag("span", "■", style=f"color:var(--c{i % _COLOURS})"), f" {name}")
+                tag("span", tag("span", "■", style=f"color:{colour_of(i)}"), f" {name}")
                 for i, name in enumerate(names)
             ),
             Markup(" &nbsp; "),

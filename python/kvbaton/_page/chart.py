@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from .markup import Markup, join, tag
 
 _WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 82, 12, 12, 42
-_COLOURS = 5
+# The last label below the axis is centred on its end.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 82, 24, 12, 42
+_COLOURS = 8
+
+
+def colour_of(number: int) -> str:
+    """The colour of a curve or bar by its number: eight, then the same again."""
+    return f"var(--c{number % _COLOURS})"
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ def lines(
     up = _Axis(list(y_range) if y_range else [py for _, py in known], _HEIGHT - _BOTTOM, _TOP, log_y)
     parts = [_frame(across, up, x, y)]
     for number, one in enumerate(series):
-        colour = f"var(--c{number % _COLOURS})"
+        colour = colour_of(number)
         points = [(across.at(px), up.at(py)) for px, py in one.points if py is not None and math.isfinite(py)]
         path = " ".join(f"{'L' if i else 'M'}{px:.1f} {py:.1f}" for i, (px, py) in enumerate(points))
         parts.append(tag("path", class_="line", d=path, style=f"stroke:{colour}"))
@@ -53,7 +59,7 @@ def lines(
                 tag("circle", cx=f"{px:.1f}", cy=f"{py:.1f}", r=3.5, style=f"fill:{colour}")
                 for px, py in points
             ]
-    named = [(f"var(--c{i % _COLOURS})", s.name) for i, s in enumerate(series)] if len(series) > 1 else []
+    named = [(colour_of(i), s.name) for i, s in enumerate(series)] if len(series) > 1 else []
     if legend_inside:
         parts += [_key(i, colour, name) for i, (colour, name) in enumerate(named)]
     height = _HEIGHT + (20 * len(named) if legend_inside else 0)

@@ -7,11 +7,13 @@ from .markup import Markup, join, tag, text
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --soft: #5c6670; --line: #d5dae0;
   --panel: #f5f7f9; --good: #14733a; --warn: #8a5a00; --bad: #b3261e; --c0: #1f5fbf; --c1: #b3541e;
-  --c2: #2b7a4b; --c3: #7b3fa0; --c4: #8a6d00; --hot: #c2261b; --cold: #eef2f6; }
+  --c2: #2b7a4b; --c3: #7b3fa0; --c4: #8a6d00; --c5: #0c8599; --c6: #c2188b; --c7: #6b7280;
+  --hot: #c2261b; --cold: #eef2f6; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #14171a; --ink: #e6e9ec; --soft: #9aa5b0; --line: #363d45; --panel: #1d2226;
     --good: #5fca86; --warn: #e2b04a; --bad: #ff8a80; --c0: #7db0ff; --c1: #f0a06a; --c2: #76cf9b;
-    --c3: #cda0ee; --c4: #dcc25a; --hot: #ff6d5f; --cold: #20272d; } }
+    --c3: #cda0ee; --c4: #dcc25a; --c5: #5ad1e0; --c6: #ff8fd0; --c7: #a7b0ba;
+    --hot: #ff6d5f; --cold: #20272d; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--page); color: var(--ink);
@@ -51,7 +53,8 @@ details { border-bottom: 1px solid var(--line); padding: .35rem 0; } summary { c
 @media print {
   :root { color-scheme: light; --page: #fff; --ink: #000; --soft: #444; --line: #bbb; --panel: #fff;
     --good: #14733a; --warn: #7a5000; --bad: #a02018; --c0: #1f5fbf; --c1: #b3541e; --c2: #2b7a4b;
-    --c3: #7b3fa0; --c4: #8a6d00; --hot: #c2261b; --cold: #eef2f6; }
+    --c3: #7b3fa0; --c4: #8a6d00; --c5: #0c8599; --c6: #c2188b; --c7: #6b7280;
+    --hot: #c2261b; --cold: #eef2f6; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   main { max-width: none; padding: 0; } figure, tr, .verdict { break-inside: avoid; }
   h2, h3 { break-after: avoid; } .scroll { overflow: visible; } body { font-size: 10.5pt; } }
