@@ -95,6 +95,10 @@ def test_other_models_are_refused_by_name(
         (LLAMA, {"rope_scaling": {"type": "linear"}}, ["no factor"]),
         (LLAMA, {"rope_parameters": [1]}, ["rope_parameters", "an object"]),
         (LLAMA, {"quantization": 4}, ["quantization = 4"]),
+        (LLAMA, {"num_hidden_layers": 10**9}, ["num_hidden_layers = 1000000000", "up to 4096"]),
+        (LLAMA, {"hidden_size": 2**63}, ["hidden_size = 9223372036854775808", "up to 2147483647"]),
+        (LLAMA, {"rope_theta": 10**400}, ["rope_theta = 1000", "a positive number"]),
+        (LLAMA, {"rope_scaling": {"type": "linear", "factor": 10**400}}, ["factor", "a positive number"]),
         (QWEN2, {"num_key_value_heads": ABSENT}, ["no num_key_value_heads"]),
         (QWEN3, {"head_dim": ABSENT}, ["no head_dim"]),
         (QWEN3, {"tie_word_embeddings": ABSENT}, ["no tie_word_embeddings"]),
@@ -116,7 +120,10 @@ def test_missing_config_is_named(tmp_path: Path) -> None:
         read_model_spec(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "fragment"), [("{", "not valid JSON"), ("[]", "holds list")])
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [("{", "not valid JSON"), ("[]", "holds list"), ("[" * 100_000, "not valid JSON")],
+)
 def test_broken_config_is_named(text: str, fragment: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ExportError, match=fragment):

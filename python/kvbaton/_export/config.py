@@ -8,6 +8,7 @@ it cannot change a value, and refused by name when it can. Rules follow mlx-lm 0
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from .errors import ExportError
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 JsonObject = dict[str, Any]
+
+# A cache is described layer by layer: a number that no model has would fill the memory with descriptions.
+_MOST = {"num_hidden_layers": 4096}
+_LARGEST_FLOAT = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise ExportError(
             "config", f"cannot read {path}: {error.strerror or error}", path=str(path)
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError("config", f"{path} is not valid JSON: {error}", path=str(path)) from error
     if not isinstance(raw, dict):
         raise ExportError("config", f"{path} holds {type(raw).__name__}, not an object", path=str(path))
@@ -286,8 +291,9 @@ def _size(raw: Mapping[str, Any], field: str, default: int | None = None) -> int
         if default is None:
             raise _missing(field)
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _wrong(field, value, "a positive integer")
+    most = _MOST.get(field, 2**31 - 1)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _wrong(field, value, f"a positive integer up to {most}")
     return value
 
 
@@ -297,7 +303,8 @@ def _positive(raw: Mapping[str, Any], field: str, default: float | None = None) 
         if default is None:
             raise _missing(field)
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    # Compared as it is: an integer may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST_FLOAT:
         raise _wrong(field, value, "a positive number")
     return float(value)
 
