@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,7 +134,10 @@ def test_swallowed_interrupt_is_raised_after_the_block() -> None:
 
 @pytest.mark.parametrize(
     ("out", "fragment"),
-    [("model.zip", "does not end in .mlpackage"), ("missing/m.mlpackage", "does not exist")],
+    [
+        ("model.zip", "does not end in .mlpackage"),
+        ("missing/m.mlpackage", "does not exist"),
+    ],
 )
 def test_unusable_output_is_refused(out: str, fragment: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=fragment) as error:
@@ -249,6 +253,27 @@ def test_only_a_chain_is_replaced_by_a_chain(tiny_model: TinyModel, tmp_path: Pa
     report = small_export(tiny_model("llama_tied"), tmp_path / "chain", buckets=(8,), split=3, force=True)
     assert report.packages == ("part_0.mlpackage", "part_1.mlpackage", "part_2.mlpackage")
     assert sorted(p.name for p in (tmp_path / "chain").iterdir()) == ["chain.toml", *report.packages]
+
+
+@pytest.mark.parametrize(
+    ("field", "size", "fragment"),
+    [
+        ("vocab_size", 10**9, r"embed_tokens.weight has shape \[512, 64\], .* for 1000000000 rows"),
+        ("hidden_size", 10**9, r"input_layernorm.weight has shape \[64\], .* for 1000000000 rows"),
+        ("head_dim", 10**9, r"k_proj.weight has shape \[32, 64\], .* for 2000000000 rows"),
+        ("num_key_value_heads", 1, r"k_proj.weight has shape \[32, 64\], .* for 16 rows"),
+    ],
+)
+def test_sizes_that_no_tensor_bears_out_are_refused_before_tables_are_made(
+    field: str, size: int, fragment: str, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama_tied"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: size}))
+    with pytest.raises(ExportError, match=fragment) as error:
+        small_export(folder, tmp_path / "m.mlpackage")
+    assert error.value.kind == "weights"
 
 
 def test_buckets_are_sorted_and_counted_once(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -106,6 +106,11 @@ def export(
     require_coremltools()
     weights = Weights(model, config.quantization)
     if config.tied is None:
+    # Tables of positions and masks are as large as the config says: it is right before they are made.
+    weights.check_rows("model.embed_tokens.weight", config.vocab_size)
+    weights.check_rows("model.layers.0.input_layernorm.weight", config.hidden_size)
+    weights.check_rows("model.layers.0.self_attn.k_proj.weight", config.kv_heads * config.head_dim)
+    weights.check_rows("model.layers.0.self_attn.q_proj.weight", config.heads * config.head_dim)
         config = replace(config, tied="lm_head.weight" not in weights)
     report("digest", 0, 1)
     weights_digest = (digest or _native_digest)(model)

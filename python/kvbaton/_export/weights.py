@@ -100,6 +100,18 @@ class Weights:
             values = _widened(stored)
         return _to_half(name, values)
 
+    def check_rows(self, name: str, rows: int) -> None:
+        """Raises when the outermost axis of tensor ``name``, packed or not, is not ``rows`` long."""
+        found = list(self._find(name).shape)
+        if found[:1] != [rows]:
+            raise ExportError(
+                "weights",
+                f"tensor {name} has shape {found}, config.json asks for {rows} rows",
+                tensor=name,
+                found=found,
+                wanted=rows,
+            )
+
     def unused(self) -> list[str]:
         """Names that nothing asked for, sorted."""
         return sorted(set(self._stored) - self._used)
@@ -236,7 +248,7 @@ def _read_header(file: Path) -> dict[str, _Stored]:
         raise ExportError(
             "weights", f"cannot read {file}: {error.strerror or error}", path=str(file)
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, ExportError):
             raise
         raise broken("its header is not JSON") from error
