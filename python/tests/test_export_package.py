@@ -137,6 +137,11 @@ def test_swallowed_interrupt_is_raised_after_the_block() -> None:
     [
         ("model.zip", "does not end in .mlpackage"),
         ("missing/m.mlpackage", "does not exist"),
+        pytest.param(
+            "/proc/m.mlpackage",
+            "/proc cannot be written to",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="a folder that nobody can write to"),
+        ),
     ],
 )
 def test_unusable_output_is_refused(out: str, fragment: str, tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -253,6 +258,17 @@ def test_only_a_chain_is_replaced_by_a_chain(tiny_model: TinyModel, tmp_path: Pa
     report = small_export(tiny_model("llama_tied"), tmp_path / "chain", buckets=(8,), split=3, force=True)
     assert report.packages == ("part_0.mlpackage", "part_1.mlpackage", "part_2.mlpackage")
     assert sorted(p.name for p in (tmp_path / "chain").iterdir()) == ["chain.toml", *report.packages]
+
+
+def test_a_folder_that_holds_the_model_is_not_replaced(tiny_model: TinyModel, tmp_path: Path) -> None:
+    chain = tmp_path / "chain"
+    small_export(tiny_model("llama_tied"), chain, split=2)
+    shutil.copytree(tiny_model("llama_tied"), chain / "model")
+    before = sorted(chain.rglob("*"))
+    with pytest.raises(ExportError, match="holds the model") as error:
+        small_export(chain / "model", chain, split=2, force=True)
+    assert error.value.kind == "output"
+    assert sorted(chain.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

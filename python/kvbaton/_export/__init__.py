@@ -103,14 +103,15 @@ def export(
     rows = max(plan.context or plan.rows for plan in plans)
     groups = kv_groups(kv_outputs, config, rows, parts)
     _check_out(out, force, split is not None)
+    _keep_model(model, out)
     require_coremltools()
     weights = Weights(model, config.quantization)
-    if config.tied is None:
     # Tables of positions and masks are as large as the config says: it is right before they are made.
     weights.check_rows("model.embed_tokens.weight", config.vocab_size)
     weights.check_rows("model.layers.0.input_layernorm.weight", config.hidden_size)
     weights.check_rows("model.layers.0.self_attn.k_proj.weight", config.kv_heads * config.head_dim)
     weights.check_rows("model.layers.0.self_attn.q_proj.weight", config.heads * config.head_dim)
+    if config.tied is None:
         config = replace(config, tied="lm_head.weight" not in weights)
     report("digest", 0, 1)
     weights_digest = (digest or _native_digest)(model)
@@ -125,7 +126,7 @@ def export(
     if quantize is not None:
         metadata["kvbaton.quantize"] = quantize
     names = tuple(f"part_{index}.mlpackage" for index in range(len(parts))) if split is not None else ()
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as aside:
+    with _folder_beside(out) as aside:
         written = Path(aside) / out.name
         if names:
             written.mkdir()
@@ -248,6 +249,23 @@ def _check_out(out: Path, force: bool, folder: bool) -> None:
         raise ExportError("output", f"{out} exists, and replacing it was not asked for", path=str(out))
     if folder and not (out / CHAIN).is_file():
         raise ExportError("output", f"{out} exists and holds no {CHAIN}: it is not replaced", path=str(out))
+
+
+def _keep_model(model: Path, out: Path) -> None:
+    """What is replaced is removed, with all that it holds."""
+    whole, place = model.resolve(), out.resolve()
+    if place == whole or place in whole.parents:
+        raise ExportError("output", f"{out} holds the model {model}: it is not replaced", path=str(out))
+
+
+def _folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
+    except OSError as error:
+        why = error.strerror or error
+        raise ExportError(
+            "output", f"the folder {out.parent} cannot be written to: {why}", path=str(out.parent)
+        ) from error
 
 
 def _put_in_place(written: Path, out: Path, aside: Path, force: bool, folder: bool) -> None:
