@@ -134,6 +134,39 @@ def test_ids_that_are_no_numbers_are_refused(
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1, 2", "begins as a JSON list and is none"),
+        ("[1,,2]", "begins as a JSON list and is none"),
+        ("[1, 2] 3", "begins as a JSON list and is none"),
+        ("[1, 2.0]", "`2.0`"),
+        ("[1, true]", "`true`"),
+        ("[1, -2]", "`-2`"),
+        ("[4294967296]", "`4294967296`"),
+        ('["1"]', '`"1"`'),
+        ("1, 2]", "`2]`"),
+        ("+1 2", "`+1`"),
+    ],
+)
+def test_a_list_of_ids_is_whole_or_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "ids"
+    file.write_text(text)
+    assert words in error(run_tiny(kvbaton_cli, tiny, "--prompt-tokens", file, "--json"), "usage")["message"]
+
+
+@pytest.mark.parametrize(("flag", "text"), [("--prompt-tokens", "[3, 4, 5]"), ("--prompt-file", "t3 t4 t5")])
+def test_a_byte_order_mark_is_not_part_of_the_prompt(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], tmp_path: Path, flag: str, text: str
+) -> None:
+    file = tmp_path / "prompt"
+    file.write_text(text, encoding="utf-8-sig")
+    report = run_tiny(kvbaton_cli, tiny, flag, file, "--max-tokens", "1", "--json").json()
+    assert (report["prompt_tokens"], report["remaining_tokens"]) == (3, [5])
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("by_model", [False, True])
 def test_a_token_outside_the_vocabulary_is_refused(

@@ -94,16 +94,29 @@ pub(crate) fn described(folder: &Path, host: &dyn Host) -> Result<ModelSpec, Err
 
 /// Token ids as a JSON list, or separated by white space or commas.
 pub(crate) fn parse_ids(text: &str, file: &str) -> Result<Vec<u32>, Error> {
-    text.trim()
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .split(|c: char| c.is_whitespace() || c == ',')
+    let wrong = |message: String| {
+        Error::new(ErrorKind::Usage, message)
+            .hint("token ids are whole numbers, as a JSON list or separated by white space")
+    };
+    let text = text.trim();
+    if text.starts_with('[') {
+        // A list that was cut off is shorter, and a prompt all the same: it is read as JSON or not at all.
+        let list: Vec<serde_json::Value> = serde_json::from_str(text)
+            .map_err(|e| wrong(format!("`{file}` begins as a JSON list and is none: {e}")))?;
+        return list
+            .iter()
+            .map(|id| {
+                let whole = id.as_u64().and_then(|id| u32::try_from(id).ok());
+                whole.ok_or_else(|| wrong(format!("`{id}` in `{file}` is no token id")))
+            })
+            .collect();
+    }
+    text.split(|c: char| c.is_whitespace() || c == ',')
         .filter(|word| !word.is_empty())
         .map(|word| {
-            word.parse().map_err(|_| {
-                Error::new(ErrorKind::Usage, format!("`{word}` in `{file}` is no token id"))
-                    .hint("token ids are whole numbers, as a JSON list or separated by white space")
-            })
+            let digits = word.bytes().all(|b| b.is_ascii_digit());
+            let id = word.parse().ok().filter(|_| digits);
+            id.ok_or_else(|| wrong(format!("`{word}` in `{file}` is no token id")))
         })
         .collect()
 }
@@ -159,12 +172,17 @@ pub(crate) fn cache_shape(name: &str, host: Option<&dyn Host>) -> Result<CacheSp
     Ok(need_host(host, "… --shape config.json")?.model_spec(folder)?.cache)
 }
 
-/// A whole text file; `-` is stdin.
+/// A whole text file, without the byte order mark that some editors begin one with; `-` is stdin.
 pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
     let read = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {
         std::fs::read_to_string(path)
     };
-    read.map_err(|e| Error::new(ErrorKind::Usage, format!("cannot read `{}`: {e}", path.display())))
+    let mut text =
+        read.map_err(|e| Error::new(ErrorKind::Usage, format!("cannot read `{}`: {e}", path.display())))?;
+    if text.starts_with('\u{feff}') {
+        text.drain(..'\u{feff}'.len_utf8());
+    }
+    Ok(text)
 }
