@@ -167,6 +167,21 @@ def test_a_byte_order_mark_is_not_part_of_the_prompt(
     assert (report["prompt_tokens"], report["remaining_tokens"]) == (3, [5])
 
 
+def test_flags_that_choose_nothing_are_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, tmp_path: Path
+) -> None:
+    for flag in ("--gpu-busy=0.5", "--machine=m5-pro", "--objective=total"):
+        for route in ((), ("--route", "mlx")):
+            done = run_tiny(kvbaton_cli, tiny, "--prompt-tokens", ids, flag, *route, "--json")
+            assert flag.split("=")[0] in error(done, "usage")["message"]
+    decoding = tmp_path / "decode.mlpackage"
+    export(tiny[0], decoding, kind="decode", context=(32,))
+    both = ("run", "--prefill", tiny[1], "--decode", decoding, "--prompt-tokens", ids, "--json")
+    refused = error(kvbaton_cli(*both, "--route", "mlx"), "usage")
+    assert str(decoding) in refused["message"]
+    assert "--decode-package" in refused["hint"]
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("by_model", [False, True])
 def test_a_token_outside_the_vocabulary_is_refused(

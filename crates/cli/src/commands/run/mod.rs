@@ -14,7 +14,7 @@ use kvbaton::{Error, ErrorKind, HandoffReport, PrefillReport, Waived, check_voca
 use super::decision::{Cost, taken};
 use super::{described, need_host, need_tokenizer};
 use crate::Host;
-use crate::args::{Different, Run};
+use crate::args::{Aim, Circumstances, Different, RouteChoice, Run};
 use crate::host::DecoderRequest;
 use crate::printer::Printer;
 use decoder::{decoder, package_decoder};
@@ -141,6 +141,25 @@ fn check_flags(verb: &Run) -> Result<(), Error> {
     }
     if !(verb.temp.is_finite() && verb.temp >= 0.0) {
         return Err(Error::new(ErrorKind::Usage, format!("--temp {} is not a temperature", verb.temp)));
+    }
+    if verb.route.is_some() && is_package(&verb.decode) {
+        let message = format!(
+            "--route chooses between engines: --decode must be an MLX model folder, `{}` is a package",
+            verb.decode.display()
+        );
+        return Err(Error::new(ErrorKind::Usage, message).hint("name the package with --decode-package"));
+    }
+    let Circumstances { objective, gpu_busy, machine } = &verb.circumstances;
+    let stated = [
+        ("--objective", *objective != Aim::Ttft),
+        ("--gpu-busy", *gpu_busy != 0.0),
+        ("--machine", machine.is_some()),
+    ];
+    if let (Some((flag, _)), false) =
+        (stated.iter().find(|(_, stated)| *stated), verb.route == Some(RouteChoice::Auto))
+    {
+        let message = format!("{flag} is for --route auto: nothing else is chosen by it");
+        return Err(Error::new(ErrorKind::Usage, message));
     }
     Ok(())
 }
