@@ -182,6 +182,13 @@ def test_flags_that_choose_nothing_are_refused(
     assert "--decode-package" in refused["hint"]
 
 
+@pytest.mark.parametrize("count", ["1025", "18446744073709551615"])
+def test_no_machine_has_so_many_cores(kvbaton_cli: Run, count: str) -> None:
+    refused = error(kvbaton_cli("bench", "handoff", "--context", "16", "--threads", count, "--json"), "usage")
+    assert count in refused["message"]
+    assert "1024" in refused["message"]
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("by_model", [False, True])
 def test_a_token_outside_the_vocabulary_is_refused(

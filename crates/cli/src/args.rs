@@ -80,7 +80,7 @@ pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) runtime: Runtime,
     /// Threads for prefill; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// Write the report as one HTML page.
     #[arg(long, value_name = "OUT.html")]
@@ -152,7 +152,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) runtime: Runtime,
     /// Threads for prefill and copies; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// Allocate the decoder's cache and copy rows when the prefill is done, not while it runs.
     #[arg(long)]
@@ -235,6 +235,17 @@ pub(crate) struct Executor {
 pub(crate) enum Weights {
     Resident,
     Streamed,
+}
+
+/// More than any machine has cores. Starting a million takes minutes, and all of the machine meanwhile.
+const MOST_THREADS: usize = 1024;
+
+fn threads(text: &str) -> Result<usize, String> {
+    let count: usize = text.parse().map_err(|e: std::num::ParseIntError| e.to_string())?;
+    if count > MOST_THREADS {
+        return Err(format!("{count} threads are more than the {MOST_THREADS} that kvbaton starts"));
+    }
+    Ok(count)
 }
 
 /// Bytes: a whole number, or a number with a binary or decimal unit.
@@ -341,7 +352,7 @@ pub(crate) struct Inspect {
     #[command(flatten)]
     pub(crate) executor: Executor,
     /// Threads; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// Print one JSON document.
     #[arg(long)]
@@ -511,7 +522,7 @@ pub(crate) struct BenchHandoff {
     #[arg(long, value_name = "BYTES")]
     pub(crate) row_stride: Option<usize>,
     /// Threads; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// Measurements of each figure.
     #[arg(long, default_value_t = 21, value_name = "N")]
@@ -531,7 +542,7 @@ pub(crate) struct BenchPrefill {
     #[command(flatten)]
     pub(crate) runtime: Runtime,
     /// Threads; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// Also time MLX's own prefill of this model folder.
     #[arg(long, value_name = "MODEL")]
@@ -630,7 +641,7 @@ pub(crate) struct Calibrate {
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub(crate) repeats: usize,
     /// Threads; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// The file to write; the one that `plan` looks for when absent.
     #[arg(long, value_name = "FILE.toml")]
@@ -691,7 +702,7 @@ pub(crate) struct BenchRun {
     #[arg(long, default_value_t = 0.0, value_name = "S")]
     pub(crate) cooldown: f64,
     /// Threads for prefill and copies; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     /// Also write a page with charts.
     #[arg(long, value_name = "OUT.html")]
@@ -718,7 +729,7 @@ pub(crate) struct Selftest {
     #[arg(long, value_delimiter = ',', default_values_t = [512, 2048, 4096, 8192], value_name = "N,…")]
     pub(crate) context: Vec<usize>,
     /// Threads for the executor and copies; 0 takes all cores.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: usize,
     #[command(flatten)]
     pub(crate) limits: Limits,
