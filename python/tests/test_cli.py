@@ -189,6 +189,23 @@ def test_no_machine_has_so_many_cores(kvbaton_cli: Run, count: str) -> None:
     assert "1024" in refused["message"]
 
 
+def test_a_bench_that_measures_nothing_or_does_not_fit_is_refused(
+    kvbaton_cli: Run, tiny: tuple[Path, Path]
+) -> None:
+    for bench in (("handoff", "--context", "16"), ("prefill", tiny[1], "--tokens", "4")):
+        done = kvbaton_cli("bench", *bench, "--repeats", "0", "--json")
+        assert "--repeats 0" in error(done, "usage")["message"]
+    # Rows of 2 * 28 layers * 8 heads * 128 lanes, in two bytes each here and there.
+    rows = 10**10
+    bytes_a_row = 2 * 28 * 8 * 128 * 2
+    more = ("--shape", "qwen3-0.6b", "--live-fraction", "0.5", "--context", str(rows), "--json")
+    refused = error(kvbaton_cli("bench", "handoff", *more), "usage")
+    assert refused["fields"]["needed_bytes"] == 3 * rows * bytes_a_row
+    assert str(refused["fields"]["available_bytes"]) in refused["message"]
+    stride = ("--shape", "smollm2-135m", "--context", "64", "--row-stride", str(10**12), "--json")
+    assert "available" in error(kvbaton_cli("bench", "handoff", *stride), "usage")["message"]
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("by_model", [False, True])
 def test_a_token_outside_the_vocabulary_is_refused(

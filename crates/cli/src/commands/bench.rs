@@ -1,7 +1,7 @@
 //! `kvbaton bench`.
 
 use kvbaton::bench::{HandoffBench, HandoffRow, Machine, PrefillRow, bench_handoff, bench_prefill};
-use kvbaton::{Error, Stated};
+use kvbaton::{Error, ErrorKind, Stated};
 use serde_json::json;
 
 use super::{cache_shape, layout, need_host};
@@ -18,6 +18,14 @@ pub(crate) fn run(verb: &Bench, host: Option<&dyn Host>, printer: &Printer) -> R
     }
 }
 
+/// As many measurements as were asked for: none is no bench.
+fn measurements(repeats: usize) -> Result<usize, Error> {
+    if repeats == 0 {
+        return Err(Error::new(ErrorKind::Usage, "--repeats 0 measures nothing"));
+    }
+    Ok(repeats)
+}
+
 fn handoff(verb: &BenchHandoff, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let bench = HandoffBench {
         shape: verb.shape.clone(),
@@ -29,7 +37,7 @@ fn handoff(verb: &BenchHandoff, host: Option<&dyn Host>, printer: &Printer) -> R
         dtype: verb.dtype.dtype(),
         row_stride_bytes: verb.row_stride,
         threads: verb.threads,
-        repeats: verb.repeats.max(1),
+        repeats: measurements(verb.repeats)?,
     };
     let bar = printer.progress();
     bar.set_length(bench.contexts.len() as u64);
@@ -91,7 +99,7 @@ fn handoff_cells(row: &HandoffRow) -> Vec<String> {
 
 fn prefill(verb: &BenchPrefill, host: Option<&dyn Host>, printer: &Printer) -> Result<(), Error> {
     let options = verb.runtime.options(verb.threads, Stated::default(), printer);
-    let mut rows = vec![bench_prefill(&verb.package, verb.tokens, verb.repeats, options)?];
+    let mut rows = vec![bench_prefill(&verb.package, verb.tokens, measurements(verb.repeats)?, options)?];
     if let Some(folder) = &verb.compare {
         let request =
             PrefillComparison { folder: folder.clone(), tokens: verb.tokens, threads: rows[0].threads };

@@ -165,15 +165,16 @@ impl Case {
             row_stride_bytes: bench.row_stride_bytes,
         };
         let infos = bench.source.tensors(&bench.cache, &sizes)?;
+        let target_sizes = Sizes { dtype: bench.dtype, row_stride_bytes: None, ..sizes };
+        let targets = bench.target.tensors(&bench.cache, &target_sizes)?;
+        check_memory(context, live_rows, &infos, &targets)?;
         let live = LiveRows::made_for(&bench.source, &sizes, live_rows);
         let source = bench.source.resolve(&bench.cache, &infos, &live)?;
         let mut sources: Vec<Buffer> = infos.iter().map(|i| Buffer::zeroed(i.len_bytes)).collect();
         for (n, buffer) in sources.iter_mut().enumerate() {
             pattern(buffer, n);
         }
-        let sizes = Sizes { dtype: bench.dtype, row_stride_bytes: None, ..sizes };
-        let targets = bench.target.tensors(&bench.cache, &sizes)?;
-        let live = LiveRows::made_for(&bench.target, &sizes, live_rows);
+        let live = LiveRows::made_for(&bench.target, &target_sizes, live_rows);
         let target = bench.target.resolve(&bench.cache, &targets, &live)?;
         Ok(Case { context, live_rows, sources, source, targets, target })
     }
@@ -329,6 +330,33 @@ struct Times {
 
 fn range(seconds: &[f64]) -> Range {
     Range::of(seconds).unwrap_or(Range { min: 0.0, median: 0.0, max: 0.0 })
+}
+
+/// A cache that does not fit the memory that is left would end the process, or the machine.
+fn check_memory(
+    context: usize,
+    live_rows: usize,
+    sources: &[TensorInfo],
+    targets: &[TensorInfo],
+) -> Result<(), Error> {
+    let bytes = |infos: &[TensorInfo]| infos.iter().map(|i| i.len_bytes as u128).sum::<u128>();
+    let (source, target) = (bytes(sources), bytes(targets));
+    // The memcpy that the copy is compared with has two buffers of its own, as large as what is copied.
+    let copied = (source + target) * live_rows as u128 / context.max(1) as u128;
+    let needed = source + target + copied;
+    match kvbaton_exec::available_bytes() {
+        Some(available) if needed > u128::from(available) => Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "a context of {context} rows needs {needed} bytes of memory: a source of {source}, a target of \
+                 {target} and {copied} for memcpy; {available} are available"
+            ),
+        )
+        .hint("name fewer rows with --context, or a smaller --shape")
+        .field("needed_bytes", u64::try_from(needed).unwrap_or(u64::MAX))
+        .field("available_bytes", available)),
+        _ => Ok(()),
+    }
 }
 
 fn allocate(infos: &[TensorInfo]) -> Vec<Buffer> {
