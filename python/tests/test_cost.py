@@ -247,6 +247,8 @@ def test_measurements_that_cannot_be_made_are_refused(
     calibrate = ("calibrate", "--decode", folder, "--prefill", package, "--out", file, "--json")
     assert "--lengths 1" in error(kvbaton_cli(*calibrate, "--lengths", "1"), "usage")["message"]
     error(kvbaton_cli(*calibrate, "--lengths", "4000"), "prompt_too_long")
+    longest = str(2**64 - 1)
+    assert longest in error(kvbaton_cli(*calibrate, "--lengths", f"16,{longest}"), "usage")["message"]
     assert not file.exists()
 
 
@@ -256,4 +258,4 @@ def test_a_page_that_cannot_be_written_is_an_error(
     folder, package = tiny
     more = ("--context", "16", "--repeats", "1", "--report", tmp_path / "no/out.html", "--json")
     done = kvbaton_cli("bench", "run", "--prefill", package, "--decode", folder, *more)
-    assert "no/out.html" in error(done, "io", 3)["message"]
+    assert "no/out.html" in error(done, "usage")["message"]

@@ -54,6 +54,19 @@ def test_tokens_with_a_real_model(
     assert agreement["found"]["first_step_copied_bytes"] == 0
 
 
+def test_the_file_goes_through_a_link_and_leaves_its_neighbours_alone(
+    kvbaton_cli: Any, tmp_path: Path
+) -> None:
+    link, file, beside = tmp_path / "result.md", tmp_path / "elsewhere", tmp_path / "result.md.part"
+    file.write_text("of an earlier run")
+    link.symlink_to(file)
+    beside.write_text("mine")
+    kvbaton_cli("selftest", "--rounds", "1", "--context", "16", "--out", link)
+    assert link.is_symlink()
+    assert file.read_text().startswith("# kvbaton selftest")
+    assert beside.read_text() == "mine"
+
+
 def test_wrong_requests_end_at_once_and_write_nothing(kvbaton_cli: Any, tmp_path: Path) -> None:
     out = tmp_path / "result.md"
     for arguments in (
@@ -69,4 +82,4 @@ def test_wrong_requests_end_at_once_and_write_nothing(kvbaton_cli: Any, tmp_path
         assert not out.exists()
     done = kvbaton_cli("selftest", "--out", tmp_path / "nowhere" / "result.md")
     assert done.code == 2
-    assert "no folder to write it to" in done.stderr
+    assert "a folder that does not exist" in done.stderr

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
-use super::verify::write_whole;
+use super::verify::{check_writable, write_whole};
 use crate::Host;
 use crate::args::{BenchRun, RouteChoice, RunMode};
 use crate::host::DecoderRequest;
@@ -217,7 +217,7 @@ fn check(verb: &BenchRun) -> Result<(), Error> {
     if !(verb.cooldown >= 0.0 && verb.cooldown <= 3600.0) {
         return usage(format!("--cooldown {} is no time from 0 to 3600 seconds", verb.cooldown));
     }
-    Ok(())
+    verb.report.as_deref().map_or(Ok(()), check_writable)
 }
 
 fn speeds(threads: usize) -> Speeds {

@@ -9,6 +9,7 @@ use kvbaton::{CpuOptions, EngineOptions, Error, ErrorKind, Stated, open_prefill}
 use serde_json::{Map, Value, json};
 
 use super::layout;
+use super::verify::{check_writable, write_whole};
 use crate::Host;
 use crate::args;
 use crate::host::{Decoder, DecoderRequest};
@@ -23,7 +24,7 @@ pub(crate) fn run(verb: &args::Selftest, host: Option<&dyn Host>, printer: &Prin
         bar.set_message(format!("{group}: {name}"));
         // What never ran on this hardware may end the process: what was found until then is not lost with it.
         let so_far = SelftestReport::until(done, (group, name), &machine, verb.package.as_ref());
-        let _ = write(&verb.out, &so_far.to_markdown());
+        let _ = write_whole(&verb.out, &so_far.to_markdown());
     };
     let mut probes = Probes::new(&mut progress);
     let what = Selftest {
@@ -39,7 +40,7 @@ pub(crate) fn run(verb: &args::Selftest, host: Option<&dyn Host>, printer: &Prin
     decoder_probes(verb, &what, host, &mut probes);
     let report = probes.report(verb.package.as_ref());
     bar.finish_and_clear();
-    write(&verb.out, &report.to_markdown())?;
+    write_whole(&verb.out, &report.to_markdown())?;
     if printer.is_json() {
         printer.document(&report);
     } else {
@@ -67,11 +68,7 @@ fn check(verb: &args::Selftest) -> Result<(), Error> {
     if let Some(model) = verb.decode.as_ref().filter(|p| !p.is_dir()) {
         return usage(format!("`{}` is no model folder", model.display()));
     }
-    let folder = verb.out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() || verb.out.is_dir() {
-        return usage(format!("cannot write `{}`: no folder to write it to", verb.out.display()));
-    }
-    Ok(())
+    check_writable(&verb.out)
 }
 
 fn stated(verb: &args::Selftest) -> Result<Stated, Error> {
@@ -170,15 +167,6 @@ fn tokens_agree(package: &Path, model: &Path, what: &Selftest, host: &dyn Host) 
         return Err(Failed { because, found });
     }
     Ok(found)
-}
-
-/// Writes the file whole or not at all.
-fn write(path: &Path, text: &str) -> Result<(), Error> {
-    let failed =
-        |e: std::io::Error| Error::new(ErrorKind::Io, format!("cannot write `{}`: {e}", path.display()));
-    let aside = path.with_extension("md.part");
-    std::fs::write(&aside, text).map_err(failed)?;
-    std::fs::rename(&aside, path).map_err(failed)
 }
 
 fn text(report: &SelftestReport) -> String {

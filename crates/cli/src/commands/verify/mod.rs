@@ -115,15 +115,19 @@ fn check_flags(verb: &Verify) -> Result<(), Error> {
             format!("`{}` is a Core ML package, whose logits cannot be compared", verb.decode.display());
         return Err(Error::new(ErrorKind::Usage, message).hint("name the MLX model's folder with --decode"));
     }
-    let Some(path) = &verb.report else { return Ok(()) };
+    verb.report.as_deref().map_or(Ok(()), check_writable)
+}
+
+/// Whether a report can be written there: found out at the end it would cost the whole run.
+pub(crate) fn check_writable(path: &Path) -> Result<(), Error> {
+    let usage = |message: String| Err(Error::new(ErrorKind::Usage, message));
     if !folder_of(path).is_dir() {
         return usage(format!("`{}` is to be written to a folder that does not exist", path.display()));
     }
     if path.is_dir() {
         return usage(format!("`{}` is a folder", path.display()));
     }
-    // Found out at the end it would cost the whole run.
-    let target = path.canonicalize().unwrap_or_else(|_| path.clone());
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if (target.is_file() || !target.exists())
         && let Err(e) = tempfile::tempfile_in(folder_of(&target))
     {
