@@ -206,6 +206,12 @@ def test_a_bench_that_measures_nothing_or_does_not_fit_is_refused(
     assert "available" in error(kvbaton_cli("bench", "handoff", *stride), "usage")["message"]
 
 
+def test_a_plan_of_more_rows_than_any_context_is_refused(kvbaton_cli: Run) -> None:
+    for source in ("kvbaton-stacked", "vllm-nhd"):
+        done = kvbaton_cli("layouts", "plan", source, "mlx-lm", "--context", str(10**12), "--json")
+        assert str(10**12) in error(done, "usage")["message"]
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("by_model", [False, True])
 def test_a_token_outside_the_vocabulary_is_refused(

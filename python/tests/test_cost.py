@@ -250,6 +250,9 @@ def test_measurements_that_cannot_be_made_are_refused(
     longest = str(2**64 - 1)
     assert longest in error(kvbaton_cli(*calibrate, "--lengths", f"16,{longest}"), "usage")["message"]
     assert not file.exists()
+    file.write_text("no machine")
+    assert str(file) in error(kvbaton_cli(*calibrate, "--lengths", "16"), "usage")["message"]
+    assert file.read_text() == "no machine"
 
 
 def test_a_page_that_cannot_be_written_is_an_error(

@@ -57,7 +57,9 @@ pub use kvbaton_memory::Bytes;
 pub use kvbaton_mil as mil;
 pub use kvbaton_plan as plan;
 pub use kvbaton_runtime as runtime;
-pub use machines::{calibrated_file, machine, read_machine, shipped_machines, this_machine, write_machine};
+pub use machines::{
+    calibrated_file, kept_machine, machine, read_machine, shipped_machines, this_machine, write_machine,
+};
 pub use prefill::{ChunkSink, FunctionInfo, Logits, Prefill, Prefilled, SharedPrefill, choose_function};
 pub use report::{HandoffReport, PathTaken, PrefillReport, Range, StreamReport, memcpy_share};
 pub use scan::{Finding, Scan, Unusual};

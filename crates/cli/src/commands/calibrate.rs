@@ -4,12 +4,12 @@ use std::path::Path;
 
 use kvbaton::bench::Machine as Facts;
 use kvbaton::plan::route::{CopyRate, DecodeFigure, Engine, HandoffFigure, Machine, Origin, PrefillFigure};
-use kvbaton::{Error, ErrorKind, Memcpy, Threads, calibrated_file, write_machine};
+use kvbaton::{Error, ErrorKind, Memcpy, Threads, calibrated_file, kept_machine, write_machine};
 
 use super::bench_run::range;
 use super::measure::{Bench, Measured, Mode, prompt};
-use super::need_host;
 use super::routes::{Subject, decode_package, prefill_package, subject};
+use super::{MOST_TOKENS, need_host};
 use crate::Host;
 use crate::args::Calibrate;
 use crate::host::DecoderRequest;
@@ -29,12 +29,20 @@ pub(crate) fn run(verb: &Calibrate, host: Option<&dyn Host>, printer: &Printer) 
             format!("--lengths {short}: two tokens are the shortest prompt"),
         ));
     }
+    if let Some(long) = verb.lengths.iter().find(|&&n| n > MOST_TOKENS) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("--lengths {long}: a prompt has {MOST_TOKENS} tokens at most"),
+        ));
+    }
     if verb.repeats == 0 || verb.lengths.is_empty() {
         return Err(Error::new(ErrorKind::Usage, "--repeats and --lengths want one at least"));
     }
     let file = verb.out.clone().or_else(calibrated_file).ok_or_else(|| {
         Error::new(ErrorKind::Usage, "there is no home folder to keep the file in").hint("name it with --out")
     })?;
+    // What cannot be added to is said before minutes of work.
+    kept_machine(&file)?;
     let subject = subject(&verb.decode.display().to_string(), verb.dtype.map(|d| d.dtype()), Some(host))?;
     let package = verb.prefill.as_deref().map(|p| prefill_package(p, &subject, verb.threads)).transpose()?;
     let name = model_name(&verb.decode);

@@ -1,11 +1,11 @@
 //! `kvbaton layouts`.
 
-use kvbaton::Error;
 use kvbaton::layout::{DType, LiveRows, Resolved, Sizes, presets};
 use kvbaton::plan::plan;
+use kvbaton::{Error, ErrorKind};
 use serde_json::json;
 
-use super::{cache_shape, layout};
+use super::{MOST_TOKENS, cache_shape, layout};
 use crate::Host;
 use crate::args::{Layouts, LayoutsVerb};
 use crate::printer::{Printer, bytes};
@@ -18,6 +18,11 @@ pub(crate) fn run(verb: &Layouts, host: Option<&dyn Host>, printer: &Printer) ->
         LayoutsVerb::List => list(printer),
         LayoutsVerb::Show { name } => show(name, printer),
         LayoutsVerb::Plan { source, target, shape, context, live, dtype, explain } => {
+            // A plan of pages lists each of them.
+            if *context > MOST_TOKENS {
+                let message = format!("--context {context}: a plan is of {MOST_TOKENS} rows at most");
+                return Err(Error::new(ErrorKind::Usage, message));
+            }
             let cache = cache_shape(shape, host)?;
             let live_rows = live.unwrap_or(*context);
             let side = |name: &str, dtype| -> Result<Resolved, Error> {

@@ -30,6 +30,9 @@ use crate::args::{EngineName, Executor, FloatType, Rounding, Runtime, UnitsName,
 use crate::host::Tokenizer;
 use crate::printer::Printer;
 
+/// More tokens than any model's context has.
+pub(crate) const MOST_TOKENS: usize = 1 << 24;
+
 impl FloatType {
     pub(crate) fn dtype(self) -> DType {
         match self {

@@ -94,17 +94,8 @@ pub fn calibrated_file() -> Option<PathBuf> {
 /// When the file there is no machine file of measured figures, or cannot be written.
 pub fn write_machine(mut machine: Machine, file: &Path) -> Result<Machine, Error> {
     let io = |e: std::io::Error| Error::new(ErrorKind::Io, format!("cannot write `{}`: {e}", file.display()));
-    if file.exists() {
-        let text = std::fs::read_to_string(file).map_err(io)?;
-        let old = read_machine(&text, &file.display().to_string())?;
-        if old.origin != Origin::Measured {
-            let message =
-                format!("`{}` holds published figures: measured ones are not mixed in", file.display());
-            return Err(Error::new(ErrorKind::Usage, message).hint("name another file with --out"));
-        }
-        if old.name == machine.name {
-            merge(&mut machine, old);
-        }
+    if let Some(old) = kept_machine(file)?.filter(|old| old.name == machine.name) {
+        merge(&mut machine, old);
     }
     let text = toml::to_string(&machine).map_err(|e| Error::new(ErrorKind::Internal, e.to_string()))?;
     let folder = file.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -113,6 +104,25 @@ pub fn write_machine(mut machine: Machine, file: &Path) -> Result<Machine, Error
     std::io::Write::write_all(&mut aside, text.as_bytes()).map_err(io)?;
     aside.persist(file).map_err(|e| io(e.error))?;
     Ok(machine)
+}
+
+/// The measured figures that a file holds already; `None` where there is no file.
+///
+/// # Errors
+///
+/// When what is there is no machine file of measured figures.
+pub fn kept_machine(file: &Path) -> Result<Option<Machine>, Error> {
+    if !file.exists() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(file)
+        .map_err(|e| Error::new(ErrorKind::Usage, format!("cannot read `{}`: {e}", file.display())))?;
+    let old = read_machine(&text, &file.display().to_string())?;
+    if old.origin != Origin::Measured {
+        let message = format!("`{}` holds published figures: measured ones are not mixed in", file.display());
+        return Err(Error::new(ErrorKind::Usage, message).hint("name another file with --out"));
+    }
+    Ok(Some(old))
 }
 
 /// Adds the figures of `old` that `new` has none of its kind for.
