@@ -543,5 +543,13 @@ def test_a_dump_takes_the_place_of_the_package(
     assert report["prefill"] is None
     more = (*run, "--layout", "yetter", "--model", folder)
     assert error(kvbaton_cli(*more, "--tokens-seen", "99"), "capacity")["fields"]["rows"] == 99
+    other = error(kvbaton_cli(*run, "--layout", "mlx-lm", "--model", folder), "layout")["message"]
+    assert all(name in other for name in ("`keys_0`", "`key_cache`", "`value_cache`"))
+    # Rows of `yetter` begin in slot 0: a dump whose rows begin elsewhere is none of it.
+    for flag, words in (("--pad", "pad of 2"), ("--ring-start", "ring start of 2")):
+        refused = error(kvbaton_cli(*more, flag, "2"), "usage")
+        assert words in refused["message"]
+        assert "`yetter`" in refused["message"]
+    assert kvbaton_cli(*more, "--pad", "0", "--ring-start", "0").json()["tokens"] == ours["tokens"]
     dump.write_bytes(dump.read_bytes()[:100])
     assert "dump.safetensors" in error(kvbaton_cli(*more), "usage")["message"]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, TensorInfo};
+use kvbaton_layout::{DType, Layout, LiveRows, ModelSpec, Placement, TensorInfo};
 use kvbaton_memory::{Bytes, Mapped};
 use safetensors::{Dtype as FileType, SafeTensors};
 
@@ -15,6 +15,7 @@ use crate::{CacheView, Error, ErrorKind, Tensor};
 ///
 /// When the file cannot be read, or does not fit the layout, the model or the live rows.
 pub fn open_dump(path: &Path, layout: Layout, model: ModelSpec, live: LiveRows) -> Result<CacheView, Error> {
+    check_said(&layout, &live)?;
     let unreadable = |why: String| {
         Error::new(ErrorKind::Usage, format!("cannot read the dump `{}`: {why}", path.display()))
     };
@@ -36,6 +37,29 @@ pub fn open_dump(path: &Path, layout: Layout, model: ModelSpec, live: LiveRows) 
         tensors.push(Tensor { info, bytes });
     }
     Ok(CacheView::new(layout, model.cache.clone(), tensors, live)?.with_model(Some(model)))
+}
+
+/// What is said of rows must be what the layout asks for: it would be passed over, and other slots read.
+fn check_said(layout: &Layout, live: &LiveRows) -> Result<(), Error> {
+    let said: [(_, _, &[Placement], _); 2] = [
+        ("pad", live.pad, &[Placement::LeftPadded], "padded on the left"),
+        (
+            "ring start",
+            live.ring_start,
+            &[Placement::RingIndexed, Placement::RingFrom],
+            "in a ring with an index",
+        ),
+    ];
+    for (what, value, placements, are) in said {
+        if let Some(slot) = value.filter(|&slot| slot > 0 && !layout.places(placements)) {
+            let message =
+                format!("a {what} of {slot} is for rows that are {are}: layout `{}` has none", layout.name);
+            return Err(Error::new(ErrorKind::Usage, message)
+                .hint("name a layout that places its rows so, or leave that out")
+                .field("layout", layout.name.clone()));
+        }
+    }
+    Ok(())
 }
 
 /// A part of a mapped file.

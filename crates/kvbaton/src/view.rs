@@ -44,9 +44,10 @@ impl CacheView {
         live: LiveRows,
     ) -> Result<CacheView, Error> {
         let names = layout.tensor_names(&cache)?;
-        let tensors: Vec<Tensor> = tensors.into_iter().filter(|t| names.contains(&t.info.name)).collect();
-        let view = CacheView { layout, cache, model: None, tensors, live, tokens: None, cut: None };
+        let mut view = CacheView { layout, cache, model: None, tensors, live, tokens: None, cut: None };
+        // With all of them: an error lists the tensors that there are.
         view.resolve()?;
+        view.tensors.retain(|t| names.contains(&t.info.name));
         Ok(view)
     }
 

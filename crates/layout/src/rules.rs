@@ -307,6 +307,12 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Whether rows of some tensor are placed in one of these ways.
+    pub fn places(&self, ways: &[Placement]) -> bool {
+        let placed = |rule: &TensorRule| [false, true].map(|sliding| rule.placement_of(self, sliding));
+        self.tensors.iter().flat_map(placed).any(|placement| ways.contains(&placement))
+    }
+
     /// Reads a layout from TOML and checks its rules.
     ///
     /// # Errors
