@@ -25,6 +25,7 @@ _KINDS = {
     "overflow": "overflow",
 }
 _PREFILL_STEP = 2048  # tokens that mlx-lm prefills at once
+_COLDEST = 1e-30  # a temperature whose inverse float32 holds, times any difference of scores
 _HINTS = {"dependency": "pip install 'kvbaton[export]'"}
 
 
@@ -166,6 +167,18 @@ def _prefilled(model: Any, tokens: Sequence[int]) -> list[Any]:
         mx.eval([c.state for c in caches])
         mx.clear_cache()
     return caches
+
+
+def _sampler(temperature: float) -> Any:
+    """mlx-lm's sampler, which also takes temperatures near 0 for what they are: the likeliest token."""
+    import mlx.core as mx
+    from mlx_lm.sample_utils import make_sampler
+
+    if temperature == 0:
+        return make_sampler(temp=0.0)
+    draw = make_sampler(temp=max(temperature, _COLDEST))
+    # Relative to the likeliest and in float32: divided by a small number, all would be infinite alike.
+    return lambda scores: draw((scores - scores.max(axis=-1, keepdims=True)).astype(mx.float32))
 
 
 class MlxPrefiller:
@@ -349,9 +362,8 @@ class MlxDecoder:
         """
         import mlx.core as mx
         from mlx_lm.generate import generate_step
-        from mlx_lm.sample_utils import make_sampler
 
-        sampler = make_sampler(temp=temperature)
+        sampler = _sampler(temperature)
         ends = set(getattr(self._tokenizer, "eos_token_ids", None) or ())
         text = _Text(self._tokenizer)
         tokens: list[int] = []

@@ -182,6 +182,15 @@ def test_flags_that_choose_nothing_are_refused(
     assert "--decode-package" in refused["hint"]
 
 
+@pytest.mark.parametrize("temperature", ["1e-320", "1e-9", "1e-5"])
+def test_a_temperature_near_zero_takes_the_likeliest_token(
+    kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, temperature: str
+) -> None:
+    more = ("--prompt-tokens", ids, "--max-tokens", "8", "--dtype", "float32", "--json")
+    cold = run_tiny(kvbaton_cli, tiny, *more, "--temp", temperature).json()
+    assert cold["tokens"] == run_tiny(kvbaton_cli, tiny, *more).json()["tokens"]
+
+
 @pytest.mark.parametrize("count", ["1025", "18446744073709551615"])
 def test_no_machine_has_so_many_cores(kvbaton_cli: Run, count: str) -> None:
     refused = error(kvbaton_cli("bench", "handoff", "--context", "16", "--threads", count, "--json"), "usage")
