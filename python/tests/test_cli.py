@@ -182,6 +182,15 @@ def test_flags_that_choose_nothing_are_refused(
     assert "--decode-package" in refused["hint"]
 
 
+def test_a_usage_error_says_what_is_missing_or_possible(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    both = ("run", "--prefill", tiny[1], "--decode", tiny[0], "--json")
+    assert "--prompt-tokens" in error(kvbaton_cli(*both), "usage")["message"]
+    missing = error(kvbaton_cli(*both, "--prompt", "t1", "--decode-package", tiny[1]), "usage")
+    assert "--route" in missing["message"]
+    wrong = error(kvbaton_cli(*both, "--prompt", "t1", "--dtype", "float8"), "usage")["message"]
+    assert all(word in wrong for word in ("float8", "float16", "bfloat16", "float32"))
+
+
 @pytest.mark.parametrize("temperature", ["1e-320", "1e-9", "1e-5"])
 def test_a_temperature_near_zero_takes_the_likeliest_token(
     kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, temperature: str

@@ -42,8 +42,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, host: Option<&dyn Host
                 printer.raw_error(&text);
                 return 2;
             }
-            let first = text.lines().next().unwrap_or("wrong usage").trim_start_matches("error: ");
-            return printer.fail(&Error::new(ErrorKind::Usage, first).hint("see `kvbaton --help`"));
+            // The lines up to the usage: what is missing, or what a value may be, stands below the first.
+            let said: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+            let message = said.join(" ");
+            let message = message.trim_start_matches("error: ");
+            return printer.fail(&Error::new(ErrorKind::Usage, message).hint("see `kvbaton --help`"));
         }
     };
     let done = |result: Result<(), Error>| result.map(|()| true);
