@@ -191,6 +191,11 @@ def test_a_usage_error_says_what_is_missing_or_possible(kvbaton_cli: Run, tiny: 
     assert all(word in wrong for word in ("float8", "float16", "bfloat16", "float32"))
 
 
+def test_a_prompt_that_no_power_of_two_holds_has_a_hint(kvbaton_cli: Run, tiny: tuple[Path, Path]) -> None:
+    done = kvbaton_cli("bench", "prefill", tiny[1], "--tokens", str(2**64 - 1), "--json")
+    assert error(done, "prompt_too_long")["hint"] == "shorten the prompt"
+
+
 @pytest.mark.parametrize("temperature", ["1e-320", "1e-9", "1e-5"])
 def test_a_temperature_near_zero_takes_the_likeliest_token(
     kvbaton_cli: Run, tiny: tuple[Path, Path], ids: Path, temperature: str

@@ -139,6 +139,13 @@ pub fn choose_function(functions: &[FunctionInfo], tokens: usize) -> Result<&Fun
         .ok_or_else(|| too_long(tokens, functions.last().map_or(0, |f| f.tokens), None))
 }
 
+/// What to do about so many tokens.
+fn shorter(tokens: usize) -> String {
+    let longer = tokens.checked_next_power_of_two();
+    let export = longer.map_or_else(String::new, |n| format!(", or export with --context {n}"));
+    format!("shorten the prompt{export}")
+}
+
 /// More tokens than the longest function takes, and than the largest context holds.
 pub(crate) fn too_long(tokens: usize, longest: usize, context: Option<usize>) -> Error {
     let error = |limit: String| {
@@ -150,10 +157,10 @@ pub(crate) fn too_long(tokens: usize, longest: usize, context: Option<usize>) ->
     };
     match context {
         None => error(format!("longest function takes {longest}"))
-            .hint(format!("shorten the prompt, or export with --context {}", tokens.next_power_of_two()))
+            .hint(shorter(tokens))
             .field("longest_function", longest),
-        Some(context) => error(format!("largest context holds {context}"))
-            .hint(format!("shorten the prompt, or export with --context {}", tokens.next_power_of_two()))
-            .field("context", context),
+        Some(context) => {
+            error(format!("largest context holds {context}")).hint(shorter(tokens)).field("context", context)
+        }
     }
 }
