@@ -174,6 +174,9 @@ def test_flags_that_choose_nothing_are_refused(
         for route in ((), ("--route", "mlx")):
             done = run_tiny(kvbaton_cli, tiny, "--prompt-tokens", ids, flag, *route, "--json")
             assert flag.split("=")[0] in error(done, "usage")["message"]
+    alone = ("run", "--prefill", tiny[0], "--decode", tiny[0], "--prompt-tokens", ids, "--json")
+    for flag in ("--engine=coreml", "--compute-units=cpu", "--engine-timeout=9", "--max-memory=1GiB"):
+        assert flag.split("=")[0] in error(kvbaton_cli(*alone, flag), "usage")["message"]
     decoding = tmp_path / "decode.mlpackage"
     export(tiny[0], decoding, kind="decode", context=(32,))
     both = ("run", "--prefill", tiny[1], "--decode", decoding, "--prompt-tokens", ids, "--json")

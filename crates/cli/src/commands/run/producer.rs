@@ -7,7 +7,7 @@ use kvbaton::{Error, ErrorKind, Prefill, Stated, chain_file, open_prefill};
 
 use super::super::{described, layout};
 use crate::Host;
-use crate::args::{Foreign, Run};
+use crate::args::{Foreign, Run, Runtime};
 use crate::host::{DecoderRequest, Prefiller};
 use crate::printer::Printer;
 
@@ -45,6 +45,7 @@ pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) ->
             Error::new(ErrorKind::Layout, format!("`{}` does not state its {what}", verb.prefill.display()))
                 .hint(format!("say it with {flag}"))
         };
+        packages_only(verb)?;
         let layout = layout.ok_or_else(|| need("layout", "--layout NAME|FILE.toml"))?;
         let model = described()?.ok_or_else(|| need("model", "--model DIR"))?;
         return Ok(Producer::Dump(Box::new((layout, model))));
@@ -63,6 +64,7 @@ pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) ->
             let message = "--layout and --model are for packages and dumps; an MLX model's cache is known";
             return Err(Error::new(ErrorKind::Usage, message));
         }
+        packages_only(verb)?;
         let request = DecoderRequest { folder: verb.prefill.clone(), dtype: verb.dtype.map(|d| d.dtype()) };
         let model = self::described(&verb.prefill, host)?;
         return Ok(Producer::Model(host.prefiller(&request)?, Box::new(model)));
@@ -70,6 +72,26 @@ pub(super) fn producer<'a>(verb: &Run, host: &'a dyn Host, printer: &Printer) ->
     let stated = Stated { layout, model: described()? };
     let options = verb.runtime.options(verb.threads, stated, printer);
     Ok(Producer::Engine(open_prefill(&verb.prefill, options)?))
+}
+
+/// Refuses flags of the engines that run packages where neither side is one.
+fn packages_only(verb: &Run) -> Result<(), Error> {
+    let Runtime { engine, compute_units, limits, executor } = &verb.runtime;
+    let given = [
+        ("--engine", engine.is_some()),
+        ("--compute-units", compute_units.is_some()),
+        ("--engine-timeout", limits.engine_timeout.is_some()),
+        ("--prediction-timeout", limits.prediction_timeout.is_some()),
+        ("--max-memory", executor.max_memory.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((flag, _)) if !is_package(&verb.decode) => {
+            let (prefill, decode) = (verb.prefill.display(), verb.decode.display());
+            let message = format!("{flag} is for packages: neither `{prefill}` nor `{decode}` is one");
+            Err(Error::new(ErrorKind::Usage, message).hint(format!("leave {flag} out")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The rows of a dump, as the flags say.
