@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::measure::{Bench, Measured, Mode, prompt};
 use super::need_host;
-use super::verify::{check_writable, write_whole};
+use super::output::{check_writable, write_whole};
 use crate::Host;
 use crate::args::{BenchRun, RouteChoice, RunMode};
 use crate::host::DecoderRequest;

@@ -8,6 +8,7 @@ pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod layouts;
 pub(crate) mod measure;
+pub(crate) mod output;
 pub(crate) mod plan;
 pub(crate) mod routes;
 pub(crate) mod run;

@@ -9,7 +9,7 @@ use kvbaton::{CpuOptions, EngineOptions, Error, ErrorKind, Stated, open_prefill}
 use serde_json::{Map, Value, json};
 
 use super::layout;
-use super::verify::{check_writable, write_whole};
+use super::output::{check_writable, write_whole};
 use crate::Host;
 use crate::args;
 use crate::host::{Decoder, DecoderRequest};
