@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments as arguments
 from . import _native
 from .errors import ModelError, UsageError
 
@@ -139,29 +140,32 @@ class CacheView:
         stay where they are: do not write to them while the view lives. Strides are honoured. bfloat16 arrays
         come as uint16 with their type in ``dtypes``.
         """
+        layout = arguments.text(layout, "layout")
         described = None if model is None else _describe(model)
         if described is not None and cache is None:
             cache = described["layers"]
-        if tokens is not None and tokens_seen is not None and tokens_seen != len(tokens):
+        ids = None if tokens is None else arguments.ids(tokens)
+        seen = arguments.maybe_whole(tokens_seen, "tokens_seen")
+        if ids is not None and seen is not None and seen != len(ids):
             raise UsageError(
-                f"{len(tokens)} tokens were given, and tokens_seen={tokens_seen}",
-                fields={"tokens": len(tokens), "tokens_seen": tokens_seen},
+                f"{len(ids)} tokens were given, and tokens_seen={seen}",
+                fields={"tokens": len(ids), "tokens_seen": seen},
             )
-        seen = len(tokens) if tokens is not None else tokens_seen
+        seen = len(ids) if ids is not None else seen
         if seen is None:
             raise UsageError("say which rows are live", hint="give tokens= or tokens_seen=")
         rows = {
             "tokens_seen": seen,
-            "live": live,
-            "pad": pad,
-            "ring_start": ring_start,
-            "conv_start": conv_start,
-            "sequence": sequence,
-            "block_table": None if block_table is None else list(block_table),
+            "live": arguments.maybe_whole(live, "live"),
+            "pad": arguments.maybe_whole(pad, "pad"),
+            "ring_start": arguments.maybe_whole(ring_start, "ring_start"),
+            "conv_start": arguments.maybe_whole(conv_start, "conv_start"),
+            "sequence": arguments.maybe_whole(sequence, "sequence"),
+            "block_table": None if block_table is None else arguments.ids(block_table, "block_table"),
         }
-        named = [(name, _buffer(array), _dtype(name, array, dtypes)) for name, array in arrays.items()]
-        ids = None if tokens is None else [int(t) for t in tokens]
-        spec = None if cache is None else json.dumps(list(cache))
+        _check_mappings(arrays, dtypes)
+        named = [(name, _buffer(name, array), _dtype(name, array, dtypes)) for name, array in arrays.items()]
+        spec = None if cache is None else arguments.document(cache, "cache")
         facts = None if described is None else json.dumps(described)
         native = _native.NativeView.from_arrays(named, layout, spec, json.dumps(rows), ids, facts)
         return cls(native)
@@ -229,6 +233,7 @@ class CacheView:
         return self._shorter(_native.view_prefix, tokens)
 
     def _shorter(self, cut: Any, tokens: int) -> CacheView:
+        tokens = arguments.whole(tokens, "tokens", least=-arguments.LARGEST)
         if tokens < 0:
             raise UsageError(f"{tokens} tokens are fewer than none", fields={"tokens": tokens})
         native = cut(self._native, tokens)
@@ -244,7 +249,9 @@ class CacheView:
         Raises:
             OverflowInCacheError: with ``error``, naming the count and the first place.
         """
-        native, overflow = _native.view_cast(self._native, str(dtype).rpartition(".")[2], on_overflow)
+        native, overflow = _native.view_cast(
+            self._native, str(dtype).rpartition(".")[2], arguments.text(on_overflow, "on_overflow")
+        )
         copy = CacheView(native, self.logits)
         copy.overflow = overflow
         return copy
@@ -259,10 +266,13 @@ class CacheView:
             UsageError: no layer can be quantised.
             LayoutError: there are no such codes, or the groups do not divide the heads.
         """
+        bits = arguments.whole(bits, "bits", most=255)
+        group_size = arguments.whole(group_size, "group_size")
         return CacheView(_native.view_quantize(self._native, bits, group_size), self.logits)
 
     def scan(self, dtype: str = "float16", limit: int = 16) -> Scan:
         """Looks at every live value: not a number, infinite, or too large for ``dtype``; names ``limit``."""
+        limit = arguments.whole(limit, "limit")
         found = json.loads(_native.view_scan(self._native, str(dtype).rpartition(".")[2], limit))
         places = tuple(Finding(**{**p, "value": _number(p)}) for p in found.pop("places"))
         return Scan(places=places, **found)
@@ -290,24 +300,44 @@ def _describe(folder: str | os.PathLike[str]) -> dict[str, Any]:
     from ._export.errors import ExportError
 
     try:
-        return read_model_spec(Path(folder))
+        return read_model_spec(Path(arguments.path(folder, "model")))
     except ExportError as error:
         raise ModelError(str(error), fields=error.fields) from error
 
 
-def _buffer(array: Any) -> Any:
+def _check_mappings(arrays: Any, dtypes: Any) -> None:
+    if not isinstance(arrays, Mapping):
+        raise UsageError(f"arrays are a {type(arrays).__name__}, not arrays by name")
+    for name in arrays:
+        arguments.text(name, "an array's name")
+    if dtypes is not None and not isinstance(dtypes, Mapping):
+        raise UsageError(f"dtypes are a {type(dtypes).__name__}, not types by name")
+
+
+def _buffer(name: str, array: Any) -> Any:
     """``array``, or what it lends through DLPack where it has no buffer of its own."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError(
+            f"array `{name}` is masked, and a cache has no place for a mask",
+            hint="give its .data, or .filled()",
+            fields={"array": name},
+        )
     try:
         memoryview(array)
-    except TypeError:
+    except (TypeError, ValueError, BufferError):
         if hasattr(array, "__dlpack__"):
-            return np.from_dlpack(array)
+            try:
+                return np.from_dlpack(array)
+            except Exception as error:
+                raise UsageError(
+                    f"array `{name}` lends no memory: {' '.join(str(error).split())}", fields={"array": name}
+                ) from error
     return array
 
 
 def _dtype(name: str, array: Any, dtypes: Mapping[str, str] | None) -> str:
     if dtypes and name in dtypes:
-        return dtypes[name]
+        return arguments.text(dtypes[name], f"dtypes[{name!r}]")
     dtype = str(getattr(array, "dtype", "")).rpartition(".")[2]
     if dtype not in ("float16", "bfloat16", "float32", "int8", "uint32"):
         raise UsageError(

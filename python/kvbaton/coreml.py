@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments as arguments
 from . import _native
 from ._coreml.memory import zeros
 from ._coreml.slots import Rules, holds_layer, mask, moving_layers, positions, row_slots
@@ -52,7 +53,7 @@ class CoreMLInputs(NamedTuple):
         named = [
             (name, array, self.dtypes[name]) for name, array in self.arrays.items() if name in self.dtypes
         ]
-        ids = None if tokens is None else [int(t) for t in tokens]
+        ids = None if tokens is None else arguments.ids(tokens)
         native = _native.NativeView.from_arrays(
             named,
             self.layout,

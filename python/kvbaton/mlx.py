@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments as arguments
 from . import _native
 from ._mlx import adopting
 from ._mlx.decoder import check_ids, describe, dtype_name, dtype_of, make_caches
@@ -163,7 +164,7 @@ def prefill_to_mlx(
         UsageError: there are no tokens, one is not in the vocabulary, or ``prompt_cache`` holds some already.
     """
     _require_mlx()
-    ids = [int(t) for t in tokens]
+    ids = arguments.ids(tokens)
     if not ids:
         raise UsageError("no tokens: a decoder needs one to run")
     check_ids(model, ids)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments as arguments
 from . import _native
 from ._mlx.adopting import settle
 from .cache import CacheView, _describe
@@ -80,17 +81,17 @@ class Prefill:
             UsageError: an option is not one of those, or belongs to the other engine.
         """
         self._native = _native.NativePrefill(
-            os.fspath(package),
-            threads,
-            engine,
-            compute_units,
+            arguments.path(package, "package"),
+            arguments.whole(threads, "threads"),
+            arguments.maybe_text(engine, "engine"),
+            arguments.maybe_text(compute_units, "compute_units"),
             engine_timeout,
             prediction_timeout,
             on_wait,
-            numerics,
-            weights,
-            max_memory,
-            layout,
+            arguments.text(numerics, "numerics"),
+            arguments.text(weights, "weights"),
+            arguments.maybe_whole(max_memory, "max_memory"),
+            arguments.maybe_text(layout, "layout"),
             _facts(model),
         )
 
@@ -119,14 +120,14 @@ class Prefill:
 
     def prepare(self, tokens: int) -> None:
         """Loads what a prompt of ``tokens`` tokens needs; otherwise the first prefill does."""
-        self._native.prepare(tokens)
+        self._native.prepare(arguments.whole(tokens, "tokens"))
 
     def activations(self, tokens: Sequence[int]) -> Activations:
         """Runs ``tokens`` one operation at a time: the largest activation that they reach, and every overflow.
 
         Masked scores are left out, as are rows of padding: see :class:`Activations`.
         """
-        return Activations.from_json(self._native.activations([int(t) for t in tokens]))
+        return Activations.from_json(self._native.activations(arguments.ids(tokens)))
 
     def __call__(self, tokens: Sequence[int]) -> PrefillResult:
         """Prefills all of ``tokens`` with the shortest function that takes them.
@@ -135,7 +136,7 @@ class Prefill:
         still be to come: see :func:`kvbaton.to_mlx`.
         """
         settle(self._native)
-        view, logits, report = self._native.prefill([int(t) for t in tokens])
+        view, logits, report = self._native.prefill(arguments.ids(tokens))
         values = None if logits is None else np.frombuffer(logits, dtype=np.float32)
         cache = CacheView(view, values)
         cache.adoptable = True

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import _arguments as arguments
 from .. import _native
 from .._reserve import reserve
 from ..cache import CacheView
@@ -43,7 +44,7 @@ def remaining(cache: CacheView, tokens: Sequence[int] | None) -> Remaining:
         if known is None:
             raise UsageError("the ids of the cache's tokens are not known", hint="give tokens=")
         tokens = known
-    ids = [int(t) for t in tokens]
+    ids = arguments.ids(tokens)
     if len(ids) not in (seen, seen + 1):
         raise UsageError(
             f"the cache has seen {seen} tokens, {len(ids)} were given",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _arguments as arguments
 from .. import _native
 from ..cache import CacheView
 from ..errors import IncompatibleError, UsageError
@@ -44,12 +45,15 @@ def from_mlx(
 
     if not caches:
         raise UsageError("there are no caches to read")
+    ids = None if tokens is None else arguments.ids(tokens)
+    tokens_seen = arguments.maybe_whole(tokens_seen, "tokens_seen")
+    sequence = arguments.maybe_whole(sequence, "sequence")
     decoder = None if model is None else describe(model)
     slots = flatten(caches, None if decoder is None else decoder.slots)
     specs = _specs(slots, decoder)
     held = [None if spec_of(slot) is None else hold(slot, sequence) for slot in slots]
     mx.eval([list(one.arrays.values()) for one in held if one is not None])
-    seen = _tokens_seen(slots, held, tokens, tokens_seen)
+    seen = _tokens_seen(slots, held, ids, tokens_seen)
 
     named: list[tuple[str, Any, str]] = []
     lies: list[Lies] = []
@@ -63,7 +67,6 @@ def from_mlx(
         if one.live:
             live["layers"][str(layer)] = one.live
     layers = specs if model is None else with_shared(model, specs)
-    ids = None if tokens is None else [int(t) for t in tokens]
     description = None if decoder is None else json.dumps(decoder.model)
     native = _native.NativeView.from_arrays(
         named, layout_toml(lies), json.dumps(layers), json.dumps(live), ids, description

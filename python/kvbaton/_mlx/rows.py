@@ -71,7 +71,7 @@ class Prefilling:
                 hint="prefill first, and hand the result over with to_mlx",
             )
         self._native = prefill._native
-        self._tokens = [int(t) for t in tokens]
+        self._tokens = list(tokens)
         self.layers: list[Spec] = json.loads(layers)
         self.tokens_seen = len(self._tokens)
         self.rings: dict[int, int] = {}

@@ -1,0 +1,106 @@
+"""Arguments from outside: one that is of no use is refused by name, before anything else is touched."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import UsageError
+
+_LARGEST_ID = 2**32 - 1
+LARGEST = 2**63 - 1
+"""What a count may be at most."""
+
+
+def whole(value: Any, name: str, least: int = 0, most: int = LARGEST) -> int:
+    """``value`` as an ``int``: Python's, numpy's or MLX's, of ``least`` to ``most``.
+
+    Raises:
+        UsageError: it is no whole number, or not one of those.
+    """
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, value, "is no whole number") from error
+    if isinstance(value, bool):
+        raise _wrong(name, value, "is no whole number")
+    if not least <= number <= most:
+        raise _wrong(name, number, f"is not from {least} to {most}")
+    return number
+
+
+def maybe_whole(value: Any, name: str) -> int | None:
+    """As :func:`whole`, where something was said."""
+    return None if value is None else whole(value, name)
+
+
+def wholes(values: Any, name: str, most: int = LARGEST) -> list[int]:
+    """A list of whole numbers, from anything that gives them one by one."""
+    if isinstance(values, str | bytes | bytearray):
+        raise _wrong(name, values, "are no whole numbers")
+    try:
+        given = list(values)
+    except TypeError as error:
+        raise _wrong(name, values, "are no whole numbers") from error
+    return [whole(value, f"{name}[{at}]", most=most) for at, value in enumerate(given)]
+
+
+def ids(tokens: Iterable[int], name: str = "tokens") -> list[int]:
+    """Ids of tokens."""
+    return wholes(tokens, name, _LARGEST_ID)
+
+
+def text(value: Any, name: str) -> str:
+    """A ``str`` that can be written down.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(value, str):
+        raise _wrong(name, value, "is no text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _wrong(name, value, "has half of a surrogate pair") from error
+    return value
+
+
+def maybe_text(value: Any, name: str) -> str | None:
+    """As :func:`text`, where something was said."""
+    return None if value is None else text(value, name)
+
+
+def path(value: Any, name: str) -> str:
+    """The path of a file or a folder.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        found = os.fspath(value)
+    except TypeError as error:
+        raise _wrong(name, value, "is no path") from error
+    return text(found, name)
+
+
+def document(values: Any, name: str) -> str:
+    """What each layer keeps, as JSON; numpy's numbers are numbers.
+
+    Raises:
+        UsageError: it is no sequence, or holds what JSON has no words for.
+    """
+    try:
+        return json.dumps(list(values), default=operator.index, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, values, "does not say what each layer keeps") from error
+
+
+def _wrong(name: str, value: Any, problem: str) -> UsageError:
+    shown = " ".join(repr(value).split())
+    shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
+    verb = "are" if problem.startswith("are") else "is"
+    known = value if isinstance(value, int) else shown
+    return UsageError(f"{name} {verb} {shown}, which {problem}", fields={"argument": name, "value": known})
