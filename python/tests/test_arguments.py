@@ -8,7 +8,7 @@ import kvbaton
 import mlx.core as mx
 import numpy as np
 import pytest
-from kvbaton.errors import UsageError
+from kvbaton.errors import LayoutError, UsageError
 from kvbaton.testing import FakePrefill
 
 ROWS = np.random.default_rng(0).standard_normal((2, 2, 4, 64)).astype(np.float16)
@@ -120,3 +120,28 @@ def test_what_is_no_text_no_path_and_no_mapping_is_named() -> None:
 def test_a_mask_is_not_ignored() -> None:
     with pytest.raises(UsageError, match="array `key_cache` is masked"):
         view(np.ma.masked_array(ROWS, mask=ROWS > 0))
+
+
+def test_elements_are_what_they_are_said_to_be() -> None:
+    said = {"key_cache": "float16"}
+    for wrong in (
+        ROWS.astype(">f2"),
+        np.zeros(ROWS.shape, "V2"),
+        np.zeros(ROWS.shape, "S2"),
+        np.zeros(ROWS.shape, [("a", "i1"), ("b", "i1")]),
+        mx.array(ROWS).astype(mx.bfloat16),
+    ):
+        with pytest.raises(
+            LayoutError, match="`key_cache`: declared float16, its elements are of the buffer format"
+        ):
+            view(wrong, dtypes=said)
+    with pytest.raises(LayoutError, match="declared bfloat16, its elements are of the buffer format `e`"):
+        view(ROWS, dtypes={"key_cache": "bfloat16"})
+    for bits in (np.uint16, np.int16):
+        found = view(ROWS.view(bits), dtypes=said).layers[1].arrays["key"]
+        np.testing.assert_array_equal(found, ROWS[1, :, :3])
+
+
+def test_an_array_without_dimensions_is_refused() -> None:
+    with pytest.raises(LayoutError, match="array `key_cache`: it lends no memory with a shape"):
+        view(np.array(3, np.float16))

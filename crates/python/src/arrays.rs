@@ -22,6 +22,23 @@ pub(crate) fn address(array: &Bound<'_, PyAny>) -> PyResult<usize> {
     Ok(PyUntypedBuffer::get(array)?.buf_ptr() as usize)
 }
 
+/// Whether elements of a buffer format may be read as `dtype`: floats only as what they are, integers in this
+/// machine's byte order also as the bits of a float.
+fn may_hold(format: &str, dtype: DType) -> bool {
+    let other_order: &[char] = if cfg!(target_endian = "little") { &['>', '!'] } else { &['<'] };
+    if dtype.size_bytes() > 1 && format.starts_with(other_order) {
+        return false;
+    }
+    match format.trim_start_matches(['@', '=', '<', '>', '!']) {
+        "e" => dtype == DType::Float16,
+        "f" => dtype == DType::Float32,
+        // MLX's.
+        "bfloat16" => dtype == DType::BFloat16,
+        "b" | "B" | "c" | "h" | "H" | "i" | "I" | "l" | "L" => true,
+        _ => false,
+    }
+}
+
 /// A buffer and what it holds.
 pub(crate) struct Exported {
     pub(crate) info: TensorInfo,
@@ -34,13 +51,18 @@ impl Exported {
         let fail =
             |problem: String| to_python(Error::new(ErrorKind::Layout, format!("array `{name}`: {problem}")));
         let dtype: DType = dtype.parse().map_err(|e| to_python(Error::from(e)))?;
-        let buffer = PyUntypedBuffer::get(array)?;
+        let buffer = PyUntypedBuffer::get(array)
+            .map_err(|e| fail(format!("it lends no memory with a shape: {}", e.value(array.py()))))?;
         if buffer.item_size() != dtype.size_bytes() {
             return Err(fail(format!(
                 "declared {dtype} of {} bytes, its elements have {}",
                 dtype.size_bytes(),
                 buffer.item_size()
             )));
+        }
+        let format = buffer.format().to_string_lossy().into_owned();
+        if !may_hold(&format, dtype) {
+            return Err(fail(format!("declared {dtype}, its elements are of the buffer format `{format}`")));
         }
         let shape = buffer.shape().to_vec();
         let mut strides_bytes = Vec::with_capacity(shape.len());
