@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cache_models
@@ -454,3 +454,59 @@ def test_rows_of_a_trimmed_view_are_those_of_a_shorter_prompt(models: Models) ->
     handoff = kvbaton.to_mlx(view, model, tokens[:23], prompt_cache=fresh)
     assert go_on(model, handoff.prompt_cache, tokens[22], 10) == go_on(model, short, tokens[22], 10)
     assert view.tokens == tokens[:22]
+
+
+def partly_fed(model: Any, tokens: list[int], which: Sequence[int]) -> list[Any]:
+    """Fresh caches, but those in ``which``, which hold ``tokens``."""
+    fed, caches = make_caches(model), make_caches(model)
+    feed(model, fed, tokens)
+    return [fed[at] if at in which else cache for at, cache in enumerate(caches)]
+
+
+def test_caches_of_which_one_is_empty_are_not_lengthened(models: Models) -> None:
+    model, tokens = models("llama"), prompt(10)
+    source = make_caches(model)
+    feed(model, source, tokens[:-1])
+    view = kvbaton.from_mlx(source, model, tokens=tokens[:-1])
+    caches = partly_fed(model, tokens[:4], (0, 2))
+    with pytest.raises(UsageError, match="the caches have seen different numbers of tokens") as caught:
+        kvbaton.to_mlx(view, model, tokens, prompt_cache=caches)
+    assert caught.value.fields == {"tokens_seen": {"cache 0": 4, "cache 1": 0, "cache 2": 4}}
+    assert [cache.offset for cache in caches] == [4, 0, 4]
+
+
+def test_one_cache_in_two_places_is_refused(models: Models) -> None:
+    model, tokens = models("llama"), prompt(10)
+    source = make_caches(model)
+    feed(model, source, tokens[:-1])
+    view = kvbaton.from_mlx(source, model, tokens=tokens[:-1])
+    twice = mlx_cache.KVCache()
+    caches = [twice, mlx_cache.KVCache(), twice]
+    with pytest.raises(UsageError, match="cache 0 and cache 2 are the same object"):
+        kvbaton.to_mlx(view, model, tokens, prompt_cache=caches)
+    assert all(cache.keys is None for cache in caches)
+
+
+def test_filled_caches_of_other_heads_of_a_batch_or_without_order_are_left_alone(models: Models) -> None:
+    model, tokens = models("llama"), prompt(10)
+    source = make_caches(model)
+    feed(model, source, tokens[:-1])
+    view = kvbaton.from_mlx(source, model, tokens=tokens[:-1])
+    wide = partly_fed(models("llama_wide"), tokens[:4], (0, 1, 2))
+    batch = make_caches(model)
+    mx.eval(model(mx.array([tokens[:4]] * 2), cache=batch))
+    turned = [mlx_cache.RotatingKVCache(WINDOW) for _ in range(3)]
+    feed(model, turned, prompt(20), singly=20)
+    for cache in turned:
+        cache.trim(14)
+    for caches, error, message in (
+        (wide, IncompatibleError, "cache 0: key_dim is 64, the decoder's is 8"),
+        (batch, UsageError, "cache 0 holds 2 sequences"),
+        (turned, IncompatibleError, "which slot holds which token cannot be told"),
+    ):
+        before = [(cache.offset, np.array(cache.keys)) for cache in caches]
+        with pytest.raises(error, match=message):
+            kvbaton.to_mlx(view, model, tokens, prompt_cache=caches)
+        for cache, (offset, keys) in zip(caches, before, strict=True):
+            assert cache.offset == offset
+            np.testing.assert_array_equal(np.array(cache.keys), keys)

@@ -16,7 +16,8 @@ from ..report import HandoffReport
 from .decoder import Decoder, make_caches
 from .rows import Source
 from .rules import Lies, layout_toml
-from .slots import Slot, Spec, check_geometry, flatten, owners
+from .slots import Slot, Spec, check_geometry, flatten, owners, spec_of
+from .source import hold
 from .target import Shapes, Want, want
 
 
@@ -106,8 +107,9 @@ def fill(
     caches = make_caches(model) if prompt_cache is None else list(prompt_cache)
     quantized = 0 if kv_bits is None else _quantize(caches, kv_bits, kv_group_size)
     slots = flatten(caches, decoder.slots)
+    _check_distinct(slots)
     layers = _layers(source, decoder, slots)
-    past = _past(slots)
+    past = _past(slots, decoder)
     if past > rows:
         raise UsageError(
             f"the caches have seen {past} tokens, {rows} are to be handed over",
@@ -169,15 +171,32 @@ def check_model(source: dict[str, Any] | None, decoder: Decoder) -> None:
     _native.check_compatible(json.dumps(sides[0]), json.dumps(sides[1]), False)
 
 
-def _past(slots: Sequence[Slot]) -> int:
-    """Tokens that the caches have seen; a state alone does not say."""
-    seen: dict[str, int] = {}
+def _check_distinct(slots: Sequence[Slot]) -> None:
+    """Refuses one cache in two places: the last layer that is written there would be read by both."""
+    places: dict[int, str] = {}
     for slot in slots:
-        cache = slot.cache
-        if slot.recurrent or cache.keys is None:
-            continue
-        offset = cache.offset
-        seen[slot.place] = offset if isinstance(offset, int) else int(offset[0].item())
+        first = places.setdefault(id(slot.cache), slot.place)
+        if first != slot.place:
+            raise UsageError(
+                f"{first} and {slot.place} are the same object",
+                hint="every layer needs a cache of its own",
+                fields={"place": first, "other": slot.place},
+            )
+
+
+def _past(slots: Sequence[Slot], decoder: Decoder) -> int:
+    """Tokens that the caches have seen, an empty one none; a state alone does not say.
+
+    Refuses caches that cannot take rows: of other heads, of a batch, or in no known order.
+    """
+    seen: dict[str, int] = {}
+    for slot, kept in zip(slots, decoder.kept, strict=True):
+        spec = None if slot.recurrent else spec_of(slot)
+        if spec is not None:
+            check_geometry(slot.place, spec, kept.spec)
+            seen[slot.place] = hold(slot, None).seen or 0
+    if any(seen.values()):
+        seen |= {s.place: 0 for s in slots if not s.recurrent and s.place not in seen}
     if not seen:
         states = [s for s in slots if s.recurrent and any(a is not None for a in s.cache.cache)]
         if states:
