@@ -6,7 +6,7 @@ import json
 import operator
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import UsageError
 
@@ -96,6 +96,32 @@ def document(values: Any, name: str) -> str:
         return json.dumps(list(values), default=operator.index, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _wrong(name, values, "does not say what each layer keeps") from error
+
+
+def facts(value: Any, name: str) -> str:
+    """What is known of a model, as JSON; numpy's numbers are numbers.
+
+    Raises:
+        UsageError: it is no mapping, or holds what JSON has no words for.
+    """
+    try:
+        return json.dumps(dict(value), default=operator.index)
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, value, "does not say what a model is") from error
+
+
+T = TypeVar("T")
+
+
+def instance(value: Any, kind: type[T], name: str) -> T:
+    """``value``, which must be of a class.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(value, kind):
+        raise _wrong(name, value, f"is no {kind.__name__}")
+    return value
 
 
 def _wrong(name: str, value: Any, problem: str) -> UsageError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+from . import _arguments as arguments
 from . import _native
 from .cache import CacheView
-from .errors import IncompatibleError
+from .errors import IncompatibleError, UsageError
 
 __all__ = ["check_compatible"]
 
@@ -25,11 +25,19 @@ def check_compatible(a: Facts, b: Facts, *, allow_different: Collection[Literal[
     Raises:
         IncompatibleError: the first difference, with both values; ``fields`` has all of them.
     """
-    _native.check_compatible(_facts(a), _facts(b), "weights" not in allow_different)
+    allowed = {allow_different} if isinstance(allow_different, str) else set(allow_different)
+    if allowed - {"weights"}:
+        raise UsageError(
+            f"`{min(allowed - {'weights'}, key=str)}` cannot be allowed to differ",
+            hint='allow_different={"weights"} is all there is',
+        )
+    _native.check_compatible(_facts(a, "a"), _facts(b, "b"), not allowed)
 
 
-def _facts(of: Facts) -> str:
-    facts = of.model if isinstance(of, CacheView) else dict(of)
+def _facts(of: Facts, name: str) -> str:
+    facts = of.model if isinstance(of, CacheView) else of
+    if facts is None and not isinstance(of, CacheView):
+        raise UsageError(f"{name} is None: neither a cache nor what is known of a model")
     if facts is None:
         raise IncompatibleError("the cache's model is not known", hint="make the view with model=")
-    return json.dumps(facts)
+    return arguments.facts(facts, name)

@@ -54,13 +54,18 @@ class CoreMLInputs(NamedTuple):
             (name, array, self.dtypes[name]) for name, array in self.arrays.items() if name in self.dtypes
         ]
         ids = None if tokens is None else arguments.ids(tokens)
+        if ids is not None and len(ids) != self.tokens_seen:
+            raise UsageError(
+                f"{len(ids)} tokens were given, the tensors have {self.tokens_seen}",
+                fields={"tokens": len(ids), "tokens_seen": self.tokens_seen},
+            )
         native = _native.NativeView.from_arrays(
             named,
             self.layout,
             json.dumps(self.cache),
             json.dumps(self.live),
             ids,
-            None if model is None else json.dumps(model),
+            None if model is None else arguments.facts(model, "model"),
         )
         return CacheView(native)
 
@@ -97,6 +102,18 @@ def to_coreml(
         IncompatibleError: the cache lacks rows that the layout wants.
     """
     start = time.perf_counter()
+    arguments.instance(cache, CacheView, "cache")
+    if into is not None:
+        arguments.instance(into, CoreMLInputs, "into")
+    dtype, layout = arguments.text(dtype, "dtype"), arguments.text(layout, "layout")
+    threads = arguments.whole(threads, "threads")
+    capacity = arguments.maybe_whole(capacity, "capacity")
+    pad = arguments.maybe_whole(pad, "pad")
+    ring_start = arguments.maybe_whole(ring_start, "ring_start")
+    conv_start = arguments.maybe_whole(conv_start, "conv_start")
+    block_rows = arguments.whole(block_rows, "block_rows", least=1)
+    row_stride_bytes = arguments.maybe_whole(row_stride_bytes, "row_stride_bytes")
+    block_table = None if block_table is None else arguments.ids(block_table, "block_table")
     rules = Rules.read(layout) if into is None else Rules.read(into.layout)
     spec = json.loads(cache._native.cache)
     seen = cache.tokens_seen
@@ -114,6 +131,9 @@ def to_coreml(
         slots, arrays, dtypes = into.capacity, into.arrays, into.dtypes
         live = {**into.live, "tokens_seen": seen}
         rows, whole = (into.tokens_seen, seen), moving_layers(rules, spec, seen)
+    lost = sorted(dtypes.keys() - arrays.keys())
+    if lost:
+        raise UsageError(f"the tensors lack `{lost[0]}`", fields={"missing": lost})
     targets = [(name, arrays[name], kind) for name, kind in dtypes.items()]
     report = HandoffReport.from_json(
         _native.view_fill(
@@ -241,7 +261,10 @@ class GrowingCache:
         threads: int = 0,
     ) -> None:
         """Fills the smallest tensors that hold ``cache``."""
-        self.ladder = tuple(sorted(set(ladder)))
+        arguments.instance(cache, CacheView, "cache")
+        self.ladder = tuple(sorted(set(arguments.wholes(ladder, "ladder"))))
+        if not self.ladder:
+            raise UsageError("the ladder has no step", fields={"ladder": []})
         self._dtype, self._threads, self._layout = dtype, threads, layout
         self._carried = dict(carried or {})
         self.inputs = self._made(cache, self._step(cache.tokens_seen))
@@ -258,13 +281,13 @@ class GrowingCache:
 
     def extend(self, cache: CacheView) -> None:
         """Takes over what ``cache``, a longer past of the same tokens, has more."""
-        self.reserve(cache.tokens_seen)
+        self.reserve(arguments.instance(cache, CacheView, "cache").tokens_seen)
         longer = to_coreml(cache, into=self.inputs, threads=self._threads)
         self.inputs = longer
 
     def reserve(self, rows: int) -> None:
         """Moves to tensors that hold ``rows`` rows, if these do not."""
-        if rows > self.capacity:
+        if arguments.whole(rows, "rows") > self.capacity:
             self.move(self._step(rows))
 
     def move(self, capacity: int) -> None:
@@ -273,7 +296,7 @@ class GrowingCache:
         Raises:
             CapacityError: the rows do not fit.
         """
-        if capacity != self.capacity:
+        if arguments.whole(capacity, "capacity") != self.capacity:
             self.inputs = self._made(self.inputs.view(), capacity)
 
     def view(self, tokens: Sequence[int] | None = None) -> CacheView:
@@ -291,5 +314,10 @@ class GrowingCache:
 
     def _made(self, cache: CacheView, capacity: int) -> CoreMLInputs:
         made = to_coreml(cache, self._layout, capacity, dtype=self._dtype, threads=self._threads)
+        taken = sorted(self._carried.keys() & made.arrays.keys())
+        if taken:
+            raise UsageError(
+                f"`{taken[0]}` is carried, and is a tensor of the layout", fields={"names": taken}
+            )
         made.arrays.update(self._carried)
         return made

@@ -8,7 +8,7 @@ import kvbaton
 import mlx.core as mx
 import numpy as np
 import pytest
-from kvbaton.errors import LayoutError, UsageError
+from kvbaton.errors import CapacityError, LayoutError, UsageError
 from kvbaton.testing import FakePrefill
 
 ROWS = np.random.default_rng(0).standard_normal((2, 2, 4, 64)).astype(np.float16)
@@ -145,3 +145,76 @@ def test_elements_are_what_they_are_said_to_be() -> None:
 def test_an_array_without_dimensions_is_refused() -> None:
     with pytest.raises(LayoutError, match="array `key_cache`: it lends no memory with a shape"):
         view(np.array(3, np.float16))
+
+
+@pytest.mark.parametrize(
+    "name", ["capacity", "pad", "ring_start", "conv_start", "block_rows", "row_stride_bytes"]
+)
+@pytest.mark.parametrize("wrong", [-1, 2**63, 1.5, "3", True])
+def test_sizes_of_core_mls_tensors_are_named(name: str, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is "):
+        kvbaton.to_coreml(view(), "vllm-nhd", **{name: wrong})
+
+
+def test_what_no_memory_holds_is_a_matter_of_capacity() -> None:
+    with pytest.raises(CapacityError, match="cannot be had"):
+        kvbaton.to_coreml(view(), capacity=2**40)
+    with pytest.raises(UsageError, match="^block_rows is 0, which is not from 1"):
+        kvbaton.to_coreml(view(), "vllm-nhd", block_rows=0)
+
+
+def test_core_mls_tensors_come_from_a_cache_and_a_layout() -> None:
+    for wrong in (None, 5, {"key_cache": ROWS}):
+        with pytest.raises(UsageError, match="^cache is .* which is no CacheView"):
+            kvbaton.to_coreml(wrong)  # type: ignore[arg-type]
+        if wrong is not None:
+            with pytest.raises(UsageError, match="^into is .* which is no CoreMLInputs"):
+                kvbaton.to_coreml(view(), into=wrong)  # type: ignore[arg-type]
+    for text in ('name = "a"\n', "\n"):
+        with pytest.raises(LayoutError, match="has no tensors"):
+            kvbaton.to_coreml(view(), text)
+    with pytest.raises(LayoutError, match="not a layout"):
+        kvbaton.to_coreml(view(), "= 1\n")
+    made = kvbaton.to_coreml(view().prefix(1), capacity=4)
+    del made.arrays["key_cache"]
+    with pytest.raises(UsageError, match="the tensors lack `key_cache`"):
+        kvbaton.to_coreml(view(), into=made)
+
+
+def test_tensors_belong_to_as_many_tokens_as_they_have() -> None:
+    made = kvbaton.to_coreml(view(), capacity=4)
+    for wrong in ([1, 2], [1, 2, 3, 4]):
+        with pytest.raises(UsageError, match=f"{len(wrong)} tokens were given, the tensors have 3"):
+            made.view(wrong)
+    assert made.view([1, 2, 3]).tokens == [1, 2, 3]
+
+
+def test_a_ladder_has_steps_and_carries_nothing_of_the_layouts() -> None:
+    for ladder, message in (
+        ([], "the ladder has no step"),
+        (5, "ladder are 5, which are no whole numbers"),
+        ([-1, 16], r"ladder\[0\] is -1"),
+        ([16.5], r"ladder\[0\] is 16.5"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            kvbaton.GrowingCache(view(), ladder=ladder)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="`key_cache` is carried, and is a tensor of the layout"):
+        kvbaton.GrowingCache(view(), ladder=[16], carried={"key_cache": np.zeros(3)})
+    growing = kvbaton.GrowingCache(view(), ladder=np.array([4, 16]))
+    for wrong in (None, 1.5, "a", -1):
+        for call in (growing.reserve, growing.move):
+            with pytest.raises(UsageError, match="is "):
+                call(wrong)  # type: ignore[arg-type]
+    assert growing.capacity == 4
+
+
+def test_what_may_differ_is_known_and_facts_are_facts() -> None:
+    layer = {"kind": "full", "kv_heads": 2, "key_dim": 64, "value_dim": 64}
+    rope = {"kind": "default", "theta": 1e4, "dims": 64, "scaling": {"kind": "default"}}
+    model = {"architecture": "a", "vocab_size": 8, "rope": rope, "layers": [layer]}
+    kvbaton.check_compatible({**model, "vocab_size": np.int64(8)}, model, allow_different={"weights"})
+    with pytest.raises(UsageError, match="`rope` cannot be allowed to differ"):
+        kvbaton.check_compatible(model, model, allow_different={"rope"})  # type: ignore[arg-type]
+    for wrong in (5, None, "abc", [1], {"x": object()}):
+        with pytest.raises(UsageError, match="^a is "):
+            kvbaton.check_compatible(wrong, model)  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import CapacityError
+
 NUMPY = {
     "float16": np.float16,
     "bfloat16": np.uint16,
@@ -21,5 +23,12 @@ def zeros(shape: list[int], strides: list[int], size_bytes: int, dtype: str) -> 
     """A zeroed array; pages that nobody writes take no memory."""
     if size_bytes == 0:
         return np.zeros(shape, NUMPY[dtype])
-    pages = mmap.mmap(-1, size_bytes)
+    try:
+        pages = mmap.mmap(-1, size_bytes)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"{size_bytes} bytes for a tensor of shape {shape} cannot be had: {error}",
+            hint="fewer slots",
+            fields={"bytes": size_bytes, "shape": shape},
+        ) from error
     return np.ndarray(tuple(shape), NUMPY[dtype], buffer=pages, strides=tuple(strides))

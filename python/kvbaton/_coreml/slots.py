@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
+from ..errors import LayoutError
 
 Spec = Mapping[str, Any]
 
@@ -30,7 +31,13 @@ class Rules:
     def read(cls, layout: str) -> Rules:
         """A preset's name or TOML text."""
         text = layout if "\n" in layout else _native.layout_toml(layout)
-        return cls(text, tomllib.loads(text))
+        try:
+            parsed = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise LayoutError(f"not a layout: {error}") from error
+        if not parsed.get("tensor"):
+            raise LayoutError(f"layout `{parsed.get('name', '')}` has no tensors to fill")
+        return cls(text, parsed)
 
     def placements(self) -> set[str]:
         """All placements that rules use."""
