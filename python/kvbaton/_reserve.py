@@ -61,6 +61,11 @@ class _UnreadTensors(io.RawIOBase):
         return count
 
 
+def size_bytes(wanted: Wanted) -> int:
+    """Bytes of all of them."""
+    return sum(math.prod(shape) * _NAMES[dtype][1] for shape, dtype in wanted)
+
+
 def reserve(wanted: Wanted) -> tuple[list[mx.array], str]:
     """One array for each shape and type, allocated by MLX, and how: ``reserved`` (contents undefined) or
     ``zeroed``."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments as arguments
 from . import _native
 from .cache import CacheView
 from .errors import UsageError
@@ -48,7 +49,13 @@ class Decode:
             UsageError: the options are another engine's.
         """
         self._native = _native.NativeDecode(
-            os.fspath(package), threads, engine, compute_units, engine_timeout, prediction_timeout, on_wait
+            arguments.path(package, "package"),
+            arguments.whole(threads, "threads"),
+            arguments.maybe_text(engine, "engine"),
+            arguments.maybe_text(compute_units, "compute_units"),
+            engine_timeout,
+            prediction_timeout,
+            on_wait,
         )
         self._threads = threads
 
@@ -105,6 +112,7 @@ class Decode:
             CapacityError: it has more rows than the states.
             OverflowError: values that float16 does not hold.
         """
+        arguments.instance(cache, CacheView, "cache")
         start = time.perf_counter()
         report = HandoffReport.from_json(self._native.receive(cache._native, self._threads))
         report.seconds = report.exposed_seconds = time.perf_counter() - start
@@ -112,15 +120,19 @@ class Decode:
 
     def step(self, token: int) -> npt.NDArray[np.float32]:
         """Runs ``token`` after those seen and returns the logits of the next, one a token of the vocabulary."""
-        return np.frombuffer(self._native.step(int(token)), dtype=np.float32)
+        return np.frombuffer(
+            self._native.step(arguments.whole(token, "token", most=2**32 - 1)), dtype=np.float32
+        )
 
     def generate(self, tokens: Sequence[int], max_tokens: int) -> Iterator[int]:
         """Runs ``tokens``, of which there must be one, and yields the likeliest token ``max_tokens`` times."""
-        if not tokens:
+        ids = arguments.ids(tokens)
+        max_tokens = arguments.whole(max_tokens, "max_tokens")
+        if not ids:
             raise UsageError("a decoder starts from a token, and none was given")
-        for token in tokens[:-1]:
+        for token in ids[:-1]:
             self.step(token)
-        token = int(tokens[-1])
+        token = ids[-1]
         for _ in range(max_tokens):
             token = int(self.step(token).argmax())
             yield token

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from . import _arguments as arguments
 from . import _native
 from ._mlx import adopting
-from ._mlx.decoder import check_ids, describe, dtype_name, dtype_of, make_caches
+from ._mlx.decoder import check_ids, check_loaded, describe, dtype_name, dtype_of, make_caches
 from ._mlx.filling import check_model, fill, remaining
 from ._mlx.reading import from_mlx
 from ._mlx.rows import Prefilling, Rows
@@ -106,6 +106,8 @@ def to_mlx(
     """
     start = time.perf_counter()
     _require_mlx()
+    arguments.instance(cache, CacheView, "cache")
+    spare_rows, threads = _counts(model, spare_rows, threads)
     rest = remaining(cache, tokens)
     check_ids(model, rest.tokens, first=rest.rows)
     decoder = describe(model)
@@ -164,6 +166,8 @@ def prefill_to_mlx(
         UsageError: there are no tokens, one is not in the vocabulary, or ``prompt_cache`` holds some already.
     """
     _require_mlx()
+    arguments.instance(prefill, Prefill, "prefill")
+    spare_rows, threads = _counts(model, spare_rows, threads)
     ids = arguments.ids(tokens)
     if not ids:
         raise UsageError("no tokens: a decoder needs one to run")
@@ -196,6 +200,13 @@ def prefill_to_mlx(
         quantized_layers=filled.quantized_layers,
         prefill=source.report,
     )
+
+
+def _counts(model: Any, spare_rows: int, threads: int) -> tuple[int, int]:
+    """``spare_rows`` and ``threads``, beside a model that can be asked what it keeps."""
+    check_loaded(model)
+    spare_rows = arguments.whole(spare_rows, "spare_rows", least=-arguments.LARGEST)
+    return spare_rows, arguments.whole(threads, "threads")
 
 
 def _require_mlx() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import kvbaton
+import kvbaton.mlx
 import mlx.core as mx
 import numpy as np
 import pytest
+from cache_models import prompt
 from kvbaton.errors import CapacityError, LayoutError, UsageError
+from kvbaton.mlx import make_caches
 from kvbaton.testing import FakePrefill
+
+Models = Callable[[str], Any]
 
 ROWS = np.random.default_rng(0).standard_normal((2, 2, 4, 64)).astype(np.float16)
 
@@ -218,3 +224,52 @@ def test_what_may_differ_is_known_and_facts_are_facts() -> None:
     for wrong in (5, None, "abc", [1], {"x": object()}):
         with pytest.raises(UsageError, match="^a is "):
             kvbaton.check_compatible(wrong, model)  # type: ignore[arg-type]
+
+
+def handed(models: Models, *, family: str = "llama_wide", **options: Any) -> kvbaton.mlx.Handoff:
+    """A hand-off of nine tokens, as ``options`` say."""
+    model, tokens = models(family), prompt(10)
+    source = make_caches(model)
+    mx.eval(model(mx.array([tokens[:-1]]), cache=source))
+    view = kvbaton.from_mlx(source, model, tokens=tokens[:-1])
+    said = {"cache": view, "model": model, "tokens": tokens, **options}
+    return kvbaton.to_mlx(**said, measure_memcpy=False)
+
+
+@pytest.mark.parametrize("name", ["spare_rows", "threads", "kv_bits"])
+@pytest.mark.parametrize("wrong", [1.5, "4", True, 2**63, 2**70])
+def test_counts_of_a_hand_off_are_named(models: Models, name: str, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is "):
+        handed(models, **{name: wrong})
+
+
+@pytest.mark.parametrize(("bits", "group"), [(0, 64), (1, 64), (7, 64), (9, 64), (8, 0), (8, 16), (8, 48)])
+def test_codes_that_do_not_exist_are_refused(models: Models, bits: int, group: int) -> None:
+    with pytest.raises(UsageError, match=f"there are no codes of {bits} bits in groups of {group}"):
+        handed(models, kv_bits=bits, kv_group_size=group)
+
+
+def test_spare_rows_that_no_memory_holds_are_refused(models: Models) -> None:
+    for spare in (2**34, 2**62):
+        with pytest.raises(CapacityError, match=f"caches with {spare} spare rows take "):
+            handed(models, spare_rows=spare)
+
+
+def test_a_hand_off_is_of_a_cache_to_a_model_that_is_loaded(models: Models) -> None:
+    for wrong in (None, 5, {}, "demo/out/model"):
+        with pytest.raises(UsageError, match="^model is a .*, not a model that mlx-lm has loaded"):
+            handed(models, model=wrong)
+        with pytest.raises(UsageError, match="^cache is .* which is no CacheView"):
+            handed(models, cache=wrong)
+    with pytest.raises(UsageError, match="^prompt_cache is a int, not mlx-lm's caches"):
+        handed(models, prompt_cache=5)
+    for tokens, message in (
+        ([t + 0.5 for t in prompt(10)], r"tokens\[0\] is 3.5"),
+        ("abc", "tokens are 'abc'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            handed(models, tokens=tokens)
+    with pytest.raises(UsageError, match="caches are a int"):
+        kvbaton.from_mlx(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"tokens_seen is 1.5"):
+        kvbaton.from_mlx(make_caches(models("llama")), models("llama"), tokens_seen=1.5)  # type: ignore[arg-type]

@@ -39,8 +39,25 @@ class Decoder:
 _known: dict[tuple[int, str], Decoder] = {}
 
 
+def check_loaded(model: Any) -> None:
+    """Refuses what is no model that mlx-lm has loaded: a path, above all.
+
+    Raises:
+        UsageError: it is not.
+    """
+    from mlx.nn import Module
+
+    if not isinstance(model, Module):
+        raise UsageError(
+            f"model is a {type(model).__name__}, not a model that mlx-lm has loaded",
+            hint="model, tokenizer = mlx_lm.load(…)",
+            fields={"type": type(model).__name__},
+        )
+
+
 def describe(model: Any) -> Decoder:
     """Describes ``model``; the answer is kept as long as the model lives and its weights keep their type."""
+    check_loaded(model)
     key = (id(model), str(dtype_of(model)))
     if key not in _known:
         _known[key] = _describe(model)

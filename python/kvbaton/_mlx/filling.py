@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _arguments as arguments
 from .. import _native
-from .._reserve import reserve
+from .._reserve import Wanted, reserve, size_bytes
 from ..cache import CacheView
 from ..errors import CapacityError, IncompatibleError, UsageError
 from ..report import HandoffReport
@@ -19,6 +20,9 @@ from .rules import Lies, layout_toml
 from .slots import Slot, Spec, check_geometry, flatten, owners, spec_of
 from .source import hold
 from .target import Shapes, Want, want
+
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUPS = (32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ def fill(
     """
     if spare_rows < 0:
         raise UsageError(f"spare_rows={spare_rows} is negative", fields={"spare_rows": spare_rows})
+    if prompt_cache is not None and not isinstance(prompt_cache, Iterable):
+        raise UsageError(f"prompt_cache is a {type(prompt_cache).__name__}, not mlx-lm's caches")
     caches = make_caches(model) if prompt_cache is None else list(prompt_cache)
     quantized = 0 if kv_bits is None else _quantize(caches, kv_bits, kv_group_size)
     slots = flatten(caches, decoder.slots)
@@ -131,6 +137,14 @@ def _quantize(caches: list[Any], bits: int, group_size: int) -> int:
     """Puts quantised caches where mlx-lm's own ``kv_bits`` does: for full attention. Counts them."""
     from mlx_lm.models.cache import QuantizedKVCache
 
+    bits = arguments.whole(bits, "kv_bits")
+    group_size = arguments.whole(group_size, "kv_group_size")
+    if bits not in _BITS or group_size not in _GROUPS:
+        raise UsageError(
+            f"there are no codes of {bits} bits in groups of {group_size}",
+            hint="2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128",
+            fields={"kv_bits": bits, "kv_group_size": group_size},
+        )
     count = 0
     for index, cache in enumerate(caches):
         if type(cache).__name__ == "KVCache" and cache.keys is None:
@@ -169,6 +183,18 @@ def check_model(source: dict[str, Any] | None, decoder: Decoder) -> None:
         return
     sides = [{**side, "layers": owners(side["layers"])} for side in (source, decoder.model)]
     _native.check_compatible(json.dumps(sides[0]), json.dumps(sides[1]), False)
+
+
+def _check_memory(wanted: Wanted, spare_rows: int) -> None:
+    """Refuses caches that no memory of this machine holds, before the system looks for a process to end."""
+    need = size_bytes(wanted)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        raise CapacityError(
+            f"caches with {spare_rows} spare rows take {need} bytes, this machine has {have}",
+            hint="fewer spare_rows",
+            fields={"bytes": need, "memory": have, "spare_rows": spare_rows},
+        )
 
 
 def _check_distinct(slots: Sequence[Slot]) -> None:
@@ -236,7 +262,9 @@ class _Job:
 
     def _made(self, rows: int, wanted: list[Want], only: tuple[int, int] | None) -> HandoffReport:
         named = [(number, part) for number, one in enumerate(wanted) for part in one.arrays]
-        made, allocation = reserve([wanted[number].arrays[part] for number, part in named])
+        shapes = [wanted[number].arrays[part] for number, part in named]
+        _check_memory(shapes, self.spare_rows)
+        made, allocation = reserve(shapes)
         arrays: list[dict[str, Any]] = [{} for _ in wanted]
         for (number, part), array in zip(named, made, strict=True):
             arrays[number][part] = array

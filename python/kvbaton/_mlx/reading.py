@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,9 @@ def from_mlx(
     """
     import mlx.core as mx
 
+    if not isinstance(caches, Iterable):
+        raise UsageError(f"caches are a {type(caches).__name__}, not mlx-lm's caches")
+    caches = list(caches)
     if not caches:
         raise UsageError("there are no caches to read")
     ids = None if tokens is None else arguments.ids(tokens)
