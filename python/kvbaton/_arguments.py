@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from .errors import UsageError
 
 _LARGEST_ID = 2**32 - 1
+_MOST_THREADS = 1024
 LARGEST = 2**63 - 1
 """What a count may be at most."""
 
@@ -35,6 +36,11 @@ def whole(value: Any, name: str, least: int = 0, most: int = LARGEST) -> int:
 def maybe_whole(value: Any, name: str) -> int | None:
     """As :func:`whole`, where something was said."""
     return None if value is None else whole(value, name)
+
+
+def threads(value: Any) -> int:
+    """A number of threads, 0 for all cores. Each one is started: tens of thousands would bring a machine down."""
+    return whole(value, "threads", most=_MOST_THREADS)
 
 
 def wholes(values: Any, name: str, most: int = LARGEST) -> list[int]:

@@ -106,7 +106,7 @@ def to_coreml(
     if into is not None:
         arguments.instance(into, CoreMLInputs, "into")
     dtype, layout = arguments.text(dtype, "dtype"), arguments.text(layout, "layout")
-    threads = arguments.whole(threads, "threads")
+    threads = arguments.threads(threads)
     capacity = arguments.maybe_whole(capacity, "capacity")
     pad = arguments.maybe_whole(pad, "pad")
     ring_start = arguments.maybe_whole(ring_start, "ring_start")

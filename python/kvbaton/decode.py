@@ -50,7 +50,7 @@ class Decode:
         """
         self._native = _native.NativeDecode(
             arguments.path(package, "package"),
-            arguments.whole(threads, "threads"),
+            arguments.threads(threads),
             arguments.maybe_text(engine, "engine"),
             arguments.maybe_text(compute_units, "compute_units"),
             engine_timeout,

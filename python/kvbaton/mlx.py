@@ -206,7 +206,7 @@ def _counts(model: Any, spare_rows: int, threads: int) -> tuple[int, int]:
     """``spare_rows`` and ``threads``, beside a model that can be asked what it keeps."""
     check_loaded(model)
     spare_rows = arguments.whole(spare_rows, "spare_rows", least=-arguments.LARGEST)
-    return spare_rows, arguments.whole(threads, "threads")
+    return spare_rows, arguments.threads(threads)
 
 
 def _require_mlx() -> None:

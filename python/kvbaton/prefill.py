@@ -82,7 +82,7 @@ class Prefill:
         """
         self._native = _native.NativePrefill(
             arguments.path(package, "package"),
-            arguments.whole(threads, "threads"),
+            arguments.threads(threads),
             arguments.maybe_text(engine, "engine"),
             arguments.maybe_text(compute_units, "compute_units"),
             engine_timeout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import kvbaton
@@ -273,3 +274,16 @@ def test_a_hand_off_is_of_a_cache_to_a_model_that_is_loaded(models: Models) -> N
         kvbaton.from_mlx(5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"tokens_seen is 1.5"):
         kvbaton.from_mlx(make_caches(models("llama")), models("llama"), tokens_seen=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [1025, 2**62])
+def test_threads_are_as_many_as_a_machine_can_start(models: Models, tmp_path: Path, wrong: int) -> None:
+    cache = view()
+    for call in (
+        lambda: handed(models, threads=wrong),
+        lambda: kvbaton.to_coreml(cache, threads=wrong),
+        lambda: kvbaton.Prefill(tmp_path, threads=wrong),
+        lambda: kvbaton.Decode(tmp_path, threads=wrong),
+    ):
+        with pytest.raises(UsageError, match=f"threads is {wrong}, which is not from 0 to 1024"):
+            call()
