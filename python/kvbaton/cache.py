@@ -275,7 +275,7 @@ class CacheView:
         limit = arguments.whole(limit, "limit")
         found = json.loads(_native.view_scan(self._native, str(dtype).rpartition(".")[2], limit))
         places = tuple(Finding(**{**p, "value": _number(p)}) for p in found.pop("places"))
-        return Scan(places=places, **found)
+        return Scan(places=places, **{**found, "largest": _float32(found["largest"])})
 
     def __repr__(self) -> str:
         layers = len(json.loads(self._native.cache))
@@ -292,7 +292,12 @@ def _parts(spec: Mapping[str, Any]) -> tuple[str, ...]:
 def _number(finding: Mapping[str, Any]) -> float:
     """The value of a finding; JSON has no infinities."""
     unwritten = {"nan": float("nan"), "infinity": float("inf")}
-    return float(unwritten.get(finding["kind"], finding["value"]))
+    return unwritten.get(finding["kind"]) or _float32(finding["value"])
+
+
+def _float32(written: float) -> float:
+    """The float32 that was written with as few digits as tell it from its neighbours."""
+    return float(np.float32(written))
 
 
 def _describe(folder: str | os.PathLike[str]) -> dict[str, Any]:

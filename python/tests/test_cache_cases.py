@@ -510,3 +510,15 @@ def test_filled_caches_of_other_heads_of_a_batch_or_without_order_are_left_alone
         for cache, (offset, keys) in zip(caches, before, strict=True):
             assert cache.offset == offset
             np.testing.assert_array_equal(np.array(cache.keys), keys)
+
+
+def test_a_scan_names_values_to_the_last_bit() -> None:
+    rows = np.full((1, 1, 2, 8), 0.1, np.float32)
+    rows[0, 0, 1, 3] = np.float32(1e20) / 3
+    view = kvbaton.CacheView.from_arrays(
+        {"key_cache": rows, "value_cache": rows}, "kvbaton-stacked", tokens_seen=2
+    )
+    found = view.scan("float16")
+    assert found.largest == float(rows.max())
+    assert [place.value for place in found.places] == [float(rows.max())] * 2
+    assert view.prefix(1).scan("float16").largest == float(np.float32(0.1))
