@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from . import _arguments as arguments
 from . import _native
+from ._coreml.slots import Rules
 from .errors import ModelError, UsageError
 
 __all__ = ["CacheView", "Finding", "LayerView", "Scan"]
@@ -163,6 +164,7 @@ class CacheView:
             "sequence": arguments.maybe_whole(sequence, "sequence"),
             "block_table": None if block_table is None else arguments.ids(block_table, "block_table"),
         }
+        _check_said(layout, rows)
         _check_mappings(arrays, dtypes)
         named = [(name, _buffer(name, array), _dtype(name, array, dtypes)) for name, array in arrays.items()]
         spec = None if cache is None else arguments.document(cache, "cache")
@@ -308,6 +310,32 @@ def _describe(folder: str | os.PathLike[str]) -> dict[str, Any]:
         return read_model_spec(Path(arguments.path(folder, "model")))
     except ExportError as error:
         raise ModelError(str(error), fields=error.fields) from error
+
+
+_SAID = {
+    "pad": ("left-padded",),
+    "ring_start": ("ring-indexed", "ring-from"),
+    "conv_start": ("ring-from",),
+    "block_table": ("paged",),
+}
+"""Placements that take what may be said of rows."""
+
+
+def _check_said(layout: str, rows: Mapping[str, Any]) -> None:
+    """Refuses what the layout would not listen to: rows would be read from slots that the caller did not mean."""
+    said = [name for name in (*_SAID, "sequence") if rows[name]]
+    if not said:
+        return
+    rules = Rules.read(layout)
+    placements = rules.placements()
+    for name in said:
+        heard = rules.batches() if name == "sequence" else not placements.isdisjoint(_SAID[name])
+        if not heard:
+            raise UsageError(
+                f"{name}={rows[name]} is said, and layout `{rules.parsed['name']}` has no "
+                + ("axis `batch`" if name == "sequence" else f"rows that are {' or '.join(_SAID[name])}"),
+                fields={"argument": name, "value": rows[name], "placements": sorted(placements)},
+            )
 
 
 def _check_mappings(arrays: Any, dtypes: Any) -> None:

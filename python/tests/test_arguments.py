@@ -287,3 +287,20 @@ def test_threads_are_as_many_as_a_machine_can_start(models: Models, tmp_path: Pa
     ):
         with pytest.raises(UsageError, match=f"threads is {wrong}, which is not from 0 to 1024"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"pad": 1}, "pad=1 is said, and layout `kvbaton-stacked` has no rows that are left-padded"),
+        ({"ring_start": 2}, "ring_start=2 is said, .* no rows that are ring-indexed or ring-from"),
+        ({"conv_start": 2}, "conv_start=2 is said, .* no rows that are ring-from"),
+        ({"block_table": [1, 0]}, r"block_table=\[1, 0\] is said, .* no rows that are paged"),
+        ({"sequence": 1}, "sequence=1 is said, .* no axis `batch`"),
+    ],
+)
+def test_what_a_layout_does_not_listen_to_is_not_said_in_vain(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        view(**said)
+    nothing = {name: 0 for name in said if name != "block_table"}
+    np.testing.assert_array_equal(view(**nothing).layers[1].arrays["key"], ROWS[1, :, :3])

@@ -46,6 +46,10 @@ class Rules:
             found |= {rule[key] for key in ("placement", "sliding_placement") if key in rule}
         return found
 
+    def batches(self) -> bool:
+        """Whether tensors hold several sequences."""
+        return any("batch" in rule["axes"] for rule in self.parsed["tensor"])
+
     def single_row_blocks(self) -> bool:
         """Whether a paged cache's blocks are single rows."""
         return any("block" in rule["axes"] and "row" not in rule["axes"] for rule in self.parsed["tensor"])
