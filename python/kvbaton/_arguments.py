@@ -59,6 +59,30 @@ def ids(tokens: Iterable[int], name: str = "tokens") -> list[int]:
     return wholes(tokens, name, _LARGEST_ID)
 
 
+def seconds(value: Any, name: str) -> float | None:
+    """A number of seconds, where something was said.
+
+    Raises:
+        UsageError: it is no number, or there is no such time.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | bool):
+        raise _wrong(name, value, "is no number of seconds")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _wrong(name, value, "is no number of seconds") from error
+    return number
+
+
+def maybe_callable(value: Any, name: str) -> Any:
+    """What can be called, where something was said."""
+    if value is not None and not callable(value):
+        raise _wrong(name, value, "cannot be called")
+    return value
+
+
 def text(value: Any, name: str) -> str:
     """A ``str`` that can be written down.
 

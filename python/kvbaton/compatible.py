@@ -25,6 +25,8 @@ def check_compatible(a: Facts, b: Facts, *, allow_different: Collection[Literal[
     Raises:
         IncompatibleError: the first difference, with both values; ``fields`` has all of them.
     """
+    if not isinstance(allow_different, Collection):
+        raise UsageError(f"allow_different is {allow_different!r}, which is no set of names")
     allowed = {allow_different} if isinstance(allow_different, str) else set(allow_different)
     if allowed - {"weights"}:
         raise UsageError(

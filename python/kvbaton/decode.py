@@ -53,9 +53,9 @@ class Decode:
             arguments.threads(threads),
             arguments.maybe_text(engine, "engine"),
             arguments.maybe_text(compute_units, "compute_units"),
-            engine_timeout,
-            prediction_timeout,
-            on_wait,
+            arguments.seconds(engine_timeout, "engine_timeout"),
+            arguments.seconds(prediction_timeout, "prediction_timeout"),
+            arguments.maybe_callable(on_wait, "on_wait"),
         )
         self._threads = threads
 

@@ -6,10 +6,14 @@ import json
 import os
 from collections.abc import Callable, Sequence
 
+from . import _arguments as arguments
 from . import _native
 from .prefill import Prefill, _facts
 
 __all__ = ["FakeCoreML", "FakePrefill", "element"]
+
+
+_MOST_ALIGN = 1 << 20
 
 
 class FakePrefill(Prefill):
@@ -42,18 +46,22 @@ class FakePrefill(Prefill):
         panics: bool = False,
         token_seconds: float = 0.0,
     ) -> None:
+        kv_heads, head_dim = (
+            arguments.whole(kv_heads, "kv_heads", least=1),
+            arguments.whole(head_dim, "head_dim", least=1),
+        )
         layer = {"kind": "full", "kv_heads": kv_heads, "key_dim": head_dim, "value_dim": head_dim}
         self._native = _native.NativePrefill.fake(
-            json.dumps([layer] * layers),
-            list(lengths),
-            row_align_bytes,
+            json.dumps([layer] * arguments.whole(layers, "layers")),
+            arguments.wholes(lengths, "lengths"),
+            arguments.whole(row_align_bytes, "row_align_bytes", most=_MOST_ALIGN),
             ignores_backings,
-            list(fails_at),
-            chunk_tokens,
+            arguments.wholes(fails_at, "fails_at"),
+            arguments.whole(chunk_tokens, "chunk_tokens"),
             by_layer,
-            fails_after_pieces,
+            arguments.maybe_whole(fails_after_pieces, "fails_after_pieces"),
             panics,
-            token_seconds,
+            arguments.seconds(token_seconds, "token_seconds") or 0.0,
         )
 
 

@@ -304,3 +304,23 @@ def test_what_a_layout_does_not_listen_to_is_not_said_in_vain(said: dict[str, An
         view(**said)
     nothing = {name: 0 for name in said if name != "block_table"}
     np.testing.assert_array_equal(view(**nothing).layers[1].arrays["key"], ROWS[1, :, :3])
+
+
+def test_an_engines_times_and_what_it_calls_are_looked_at(tmp_path: Path) -> None:
+    for kind in (kvbaton.Prefill, kvbaton.Decode):
+        for name in ("engine_timeout", "prediction_timeout"):
+            with pytest.raises(UsageError, match=f"^{name} is 'a', which is no number of seconds"):
+                kind(tmp_path, **{name: "a"})  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="^on_wait is 5, which cannot be called"):
+            kind(tmp_path, on_wait=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="allow_different is 5, which is no set of names"):
+        kvbaton.check_compatible({}, {}, allow_different=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("habit", "wrong"),
+    [("layers", 1.5), ("kv_heads", 0), ("head_dim", 0), ("row_align_bytes", 2**62), ("chunk_tokens", -1)],
+)
+def test_a_fakes_habits_are_looked_at(habit: str, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{habit} is {wrong}, which is n"):
+        FakePrefill(**{"layers": 2, "kv_heads": 2, "head_dim": 8, habit: wrong})
