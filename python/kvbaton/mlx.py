@@ -19,7 +19,7 @@ from . import _arguments as arguments
 from . import _native
 from ._mlx import adopting
 from ._mlx.decoder import check_ids, check_loaded, describe, dtype_name, dtype_of, make_caches
-from ._mlx.filling import check_model, fill, remaining
+from ._mlx.filling import check_model, empty, fill, remaining
 from ._mlx.reading import from_mlx
 from ._mlx.rows import Prefilling, Rows
 from .cache import CacheView
@@ -172,10 +172,11 @@ def prefill_to_mlx(
     if not ids:
         raise UsageError("no tokens: a decoder needs one to run")
     check_ids(model, ids)
-    if len(ids) == 1:
-        return Handoff(list(prompt_cache or make_caches(model)), ids, HandoffReport.empty(0.0))
     decoder = describe(model)
     check_model(prefill.model, decoder)
+    if len(ids) == 1:
+        none = empty(decoder, model, prompt_cache, kv_bits, kv_group_size)
+        return Handoff(none.caches, ids, none.report, quantized_layers=none.quantized_layers)
     source = Prefilling(prefill, ids[:-1])
     filled = fill(
         source,

@@ -13,6 +13,7 @@ import pytest
 from cache_models import WINDOW, prompt
 from kvbaton.errors import CapacityError, IncompatibleError, LayoutError, OverflowInCacheError, UsageError
 from kvbaton.mlx import cache_addresses, copied_bytes, make_caches
+from kvbaton.testing import FakePrefill
 from mlx_lm.models import cache as mlx_cache
 from test_cache_classes import feed, go_on
 
@@ -522,3 +523,26 @@ def test_a_scan_names_values_to_the_last_bit() -> None:
     assert found.largest == float(rows.max())
     assert [place.value for place in found.places] == [float(rows.max())] * 2
     assert view.prefix(1).scan("float16").largest == float(np.float32(0.1))
+
+
+def test_a_prompt_of_one_token_gets_the_caches_that_were_asked_for(models: Models) -> None:
+    shape = {"layers": 3, "kv_heads": 2}
+    wide, model = models("llama_wide"), models("llama")
+    engine, narrow = FakePrefill(**shape, head_dim=64), FakePrefill(**shape, head_dim=8)
+    handoff = kvbaton.prefill_to_mlx(engine, [1], wide, kv_bits=4, kv_group_size=32)
+    assert [(type(c).__name__, c.bits) for c in handoff.prompt_cache] == [("QuantizedKVCache", 4)] * 3
+    assert (handoff.quantized_layers, handoff.remaining_tokens) == (3, [1])
+    filled = partly_fed(model, prompt(6), (0, 1, 2))
+    for caches, error, message in (
+        (filled, UsageError, "the caches have seen 6 tokens"),
+        ([], IncompatibleError, "the decoder keeps 3 things, there are 0 caches"),
+        ([mlx_cache.KVCache()] * 3, UsageError, "are the same object"),
+        (
+            [mlx_cache.QuantizedKVCache(64, 8) for _ in range(3)],
+            UsageError,
+            "groups of 64 do not divide the 8 lanes",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            kvbaton.prefill_to_mlx(narrow, [1], model, prompt_cache=caches)
+    assert [cache.offset for cache in filled] == [6, 6, 6]

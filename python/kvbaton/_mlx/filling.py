@@ -108,10 +108,7 @@ def fill(
     """
     if spare_rows < 0:
         raise UsageError(f"spare_rows={spare_rows} is negative", fields={"spare_rows": spare_rows})
-    if prompt_cache is not None and not isinstance(prompt_cache, Iterable):
-        raise UsageError(f"prompt_cache is a {type(prompt_cache).__name__}, not mlx-lm's caches")
-    caches = make_caches(model) if prompt_cache is None else list(prompt_cache)
-    quantized = 0 if kv_bits is None else _quantize(caches, kv_bits, kv_group_size)
+    caches, quantized = _given(model, prompt_cache, kv_bits, kv_group_size)
     slots = flatten(caches, decoder.slots)
     _check_distinct(slots)
     layers = _layers(source, decoder, slots)
@@ -131,6 +128,41 @@ def fill(
         )
     job = _Job(source, decoder, slots, layers, dtype, spare_rows, threads)
     return Filled(caches, job.lengthen(past, rows) if past else job.fill(rows), quantized)
+
+
+def empty(
+    decoder: Decoder, model: Any, prompt_cache: Sequence[Any] | None, kv_bits: int | None, kv_group_size: int
+) -> Filled:
+    """Caches for a prompt of one token, which has no rows to hand over: as :func:`fill` checks and makes them."""
+    caches, quantized = _given(model, prompt_cache, kv_bits, kv_group_size)
+    slots = flatten(caches, decoder.slots)
+    _check_distinct(slots)
+    if len(slots) != len(decoder.kept):
+        raise IncompatibleError(
+            f"the decoder keeps {len(decoder.kept)} things, there are {len(slots)} caches",
+            fields={"decoder": len(decoder.kept), "caches": len(slots)},
+        )
+    past = _past(slots, decoder)
+    if past:
+        raise UsageError(
+            f"the caches have seen {past} tokens: a streamed prefill fills empty ones",
+            hint="prefill first, and hand the result over with to_mlx",
+            fields={"caches": past},
+        )
+    for slot, kept in zip(slots, decoder.kept, strict=True):
+        # What cannot be filled cannot be decoded into either.
+        want(slot, kept.spec, dict.fromkeys(kept.dtypes, "float16"), 0, 0)
+    return Filled(caches, HandoffReport.empty(0.0), quantized)
+
+
+def _given(
+    model: Any, prompt_cache: Sequence[Any] | None, bits: int | None, group_size: int
+) -> tuple[list[Any], int]:
+    """The caches to fill, and how many of them were made quantised."""
+    if prompt_cache is not None and not isinstance(prompt_cache, Iterable):
+        raise UsageError(f"prompt_cache is a {type(prompt_cache).__name__}, not mlx-lm's caches")
+    caches = make_caches(model) if prompt_cache is None else list(prompt_cache)
+    return caches, 0 if bits is None else _quantize(caches, bits, group_size)
 
 
 def _quantize(caches: list[Any], bits: int, group_size: int) -> int:
