@@ -546,3 +546,15 @@ def test_a_prompt_of_one_token_gets_the_caches_that_were_asked_for(models: Model
         with pytest.raises(error, match=message):
             kvbaton.prefill_to_mlx(narrow, [1], model, prompt_cache=caches)
     assert [cache.offset for cache in filled] == [6, 6, 6]
+
+
+def test_a_cache_that_lacks_a_part_is_named() -> None:
+    lacking, flat, codes = kv(3), kv(3), kv(3, mlx_cache.QuantizedKVCache)
+    lacking.values, flat.keys, codes.keys = None, flat.keys[0], codes.keys[:2]
+    for cache, message in (
+        (lacking, "cache 1: the values of a KVCache are one array of four dimensions, these are not"),
+        (flat, "cache 1: the keys of a KVCache are one array of four dimensions, these are not"),
+        (codes, "cache 1: the keys of a QuantizedKVCache are codes, scales and biases, these are not"),
+    ):
+        with pytest.raises(IncompatibleError, match=message):
+            kvbaton.from_mlx([kv(3), cache])

@@ -164,7 +164,16 @@ def spec_of(slot: Slot) -> Spec | None:
     if cache.keys is None:
         return None
     keys, values = cache.keys, cache.values
-    if slot.kind == "QuantizedKVCache":
+    quantized = slot.kind == "QuantizedKVCache"
+    for name, part in (("keys", keys), ("values", values)):
+        triple = isinstance(part, list | tuple) and len(part) == 3
+        if not (triple if quantized else getattr(part, "ndim", 0) == 4):
+            expected = "codes, scales and biases" if quantized else "one array of four dimensions"
+            raise IncompatibleError(
+                f"{slot.place}: the {name} of a {slot.kind} are {expected}, these are not",
+                fields={"place": slot.place, "class": slot.kind, "part": name},
+            )
+    if quantized:
         heads = keys[0].shape[1]
         dims = [part[1].shape[-1] * cache.group_size for part in (keys, values)]
     else:
