@@ -43,7 +43,7 @@ def threads(value: Any) -> int:
     return whole(value, "threads", most=_MOST_THREADS)
 
 
-def wholes(values: Any, name: str, most: int = LARGEST) -> list[int]:
+def wholes(values: Any, name: str, most: int = LARGEST, least: int = 0) -> list[int]:
     """A list of whole numbers, from anything that gives them one by one."""
     if isinstance(values, str | bytes | bytearray):
         raise _wrong(name, values, "are no whole numbers")
@@ -51,12 +51,17 @@ def wholes(values: Any, name: str, most: int = LARGEST) -> list[int]:
         given = list(values)
     except TypeError as error:
         raise _wrong(name, values, "are no whole numbers") from error
-    return [whole(value, f"{name}[{at}]", most=most) for at, value in enumerate(given)]
+    return [whole(value, f"{name}[{at}]", least, most) for at, value in enumerate(given)]
 
 
 def ids(tokens: Iterable[int], name: str = "tokens") -> list[int]:
     """Ids of tokens."""
     return wholes(tokens, name, _LARGEST_ID)
+
+
+def numbers(tokens: Iterable[int]) -> list[int]:
+    """Ids of tokens that are yet to be looked up in a vocabulary, which says more of a wrong one."""
+    return wholes(tokens, "tokens", least=-LARGEST)
 
 
 def seconds(value: Any, name: str) -> float | None:

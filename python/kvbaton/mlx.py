@@ -168,7 +168,7 @@ def prefill_to_mlx(
     _require_mlx()
     arguments.instance(prefill, Prefill, "prefill")
     spare_rows, threads = _counts(model, spare_rows, threads)
-    ids = arguments.ids(tokens)
+    ids = arguments.numbers(tokens)
     if not ids:
         raise UsageError("no tokens: a decoder needs one to run")
     check_ids(model, ids)

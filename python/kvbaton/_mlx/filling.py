@@ -49,7 +49,7 @@ def remaining(cache: CacheView, tokens: Sequence[int] | None) -> Remaining:
         if known is None:
             raise UsageError("the ids of the cache's tokens are not known", hint="give tokens=")
         tokens = known
-    ids = arguments.ids(tokens)
+    ids = arguments.numbers(tokens)
     if len(ids) not in (seen, seen + 1):
         raise UsageError(
             f"the cache has seen {seen} tokens, {len(ids)} were given",
