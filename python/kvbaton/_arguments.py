@@ -51,6 +51,13 @@ def wholes(values: Any, name: str, most: int = LARGEST, least: int = 0) -> list[
         given = list(values)
     except TypeError as error:
         raise _wrong(name, values, "are no whole numbers") from error
+    # A long prompt's ids pass in one go; one that is wrong is looked for by itself.
+    try:
+        found = list(map(operator.index, given))
+    except (TypeError, ValueError):
+        found = []
+    if found and least <= min(found) and max(found) <= most and bool not in map(type, given):
+        return found
     return [whole(value, f"{name}[{at}]", least, most) for at, value in enumerate(given)]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import _arguments as arguments
 from . import _native
 from ._verify.ladder import DECODED, Caches, HandedOver, Job, Side, climb
 from ._verify.rungs import Thresholds
@@ -135,15 +135,15 @@ def verify(
             ``max_tokens`` is not positive.
         IncompatibleError: heads or lanes differ, so that there is nothing to compare.
     """
-    max_tokens = _whole(max_tokens, "max_tokens")
+    max_tokens = arguments.whole(max_tokens, "max_tokens")
     if max_tokens < 1:
         raise UsageError(f"max_tokens={max_tokens} asks for no token", fields={"max_tokens": max_tokens})
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
         raise UsageError(f"no rung is called `{unknown[0]}`", hint=f"rungs: {', '.join(RUNGS)}")
     limits = thresholds or Thresholds.usual("float32" if model is None else dtype_name(model))
-    ids = None if tokens is None else _ids(tokens, "tokens")
-    rest = None if remaining is None else _ids(remaining, "remaining")
+    ids = None if tokens is None else arguments.numbers(tokens)
+    rest = None if remaining is None else arguments.ids(remaining, "remaining")
     job = Job(
         model=model,
         thresholds=limits,
@@ -156,17 +156,6 @@ def verify(
     sides = (_side(reference, model, ids), _side(candidate, model, _said(candidate, ids, rest)))
     climbed = climb(*sides, job)
     return report([(climbed, {"name": "prompt"})], limits, {"settings": {"max_tokens": max_tokens}})
-
-
-def _whole(value: Any, what: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise UsageError(f"{what} is {value!r}, which is no whole number") from error
-
-
-def _ids(given: Sequence[int], name: str) -> list[int]:
-    return [_whole(token, f"{name}[{at}]") for at, token in enumerate(given)]
 
 
 def report(
