@@ -6,6 +6,7 @@ import json
 import operator
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import UsageError
@@ -113,6 +114,23 @@ def text(value: Any, name: str) -> str:
 def maybe_text(value: Any, name: str) -> str | None:
     """As :func:`text`, where something was said."""
     return None if value is None else text(value, name)
+
+
+def layout(value: Any) -> str:
+    """A preset's name, or a layout's TOML: the text, or the file that holds it.
+
+    Raises:
+        UsageError: it is neither, or the file cannot be read.
+    """
+    named = isinstance(value, str) and value.endswith(".toml") and "\n" not in value
+    if not named and not isinstance(value, os.PathLike):
+        return text(value, "layout")
+    try:
+        # With a line break: text of one line would be taken for a name.
+        return Path(value).read_text(encoding="utf-8-sig") + "\n"
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"layout `{value}` cannot be read: {why}", fields={"layout": str(value)}) from error
 
 
 def path(value: Any, name: str) -> str:

@@ -117,7 +117,7 @@ class CacheView:
     def from_arrays(
         cls,
         arrays: Mapping[str, Any],
-        layout: str,
+        layout: str | os.PathLike[str],
         *,
         cache: Sequence[Mapping[str, Any]] | None = None,
         model: str | os.PathLike[str] | None = None,
@@ -131,7 +131,7 @@ class CacheView:
         block_table: Sequence[int] | None = None,
         dtypes: Mapping[str, str] | None = None,
     ) -> CacheView:
-        """A view of ``arrays`` by name, laid out as ``layout`` (a preset's name or TOML text).
+        """A view of ``arrays`` by name, laid out as ``layout`` (a preset's name, or TOML: a file or its text).
 
         ``model`` is the folder of the model that made the arrays: what its layers keep, its rope and its
         vocabulary are then known, and checked when the cache is handed over. ``cache`` says instead what each
@@ -141,7 +141,7 @@ class CacheView:
         stay where they are: do not write to them while the view lives. Strides are honoured. bfloat16 arrays
         come as uint16 with their type in ``dtypes``.
         """
-        layout = arguments.text(layout, "layout")
+        layout = arguments.layout(layout)
         described = None if model is None else _describe(model)
         if described is not None and cache is None:
             cache = described["layers"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ class CoreMLInputs(NamedTuple):
 
 def to_coreml(
     cache: CacheView,
-    layout: str = "kvbaton-stacked",
+    layout: str | os.PathLike[str] = "kvbaton-stacked",
     capacity: int | None = None,
     *,
     dtype: str = "float16",
@@ -85,7 +86,9 @@ def to_coreml(
     into: CoreMLInputs | None = None,
     threads: int = 0,
 ) -> CoreMLInputs:
-    """Fills the tensors of ``layout`` (a preset or TOML text) with ``cache``: Core ML's inputs or states.
+    """Fills the tensors of ``layout`` with ``cache``: Core ML's inputs or states.
+
+    ``layout`` is a preset's name, or TOML: a file or its text.
 
     ``capacity`` is the number of slots of layers that keep the whole context; windows have their own size.
     ``dtype`` is the element type where the layout names none. The other settings are the layout's, where it
@@ -105,7 +108,7 @@ def to_coreml(
     arguments.instance(cache, CacheView, "cache")
     if into is not None:
         arguments.instance(into, CoreMLInputs, "into")
-    dtype, layout = arguments.text(dtype, "dtype"), arguments.text(layout, "layout")
+    dtype, layout = arguments.text(dtype, "dtype"), arguments.layout(layout)
     threads = arguments.threads(threads)
     capacity = arguments.maybe_whole(capacity, "capacity")
     pad = arguments.maybe_whole(pad, "pad")
@@ -253,7 +256,7 @@ class GrowingCache:
     def __init__(
         self,
         cache: CacheView,
-        layout: str = "kvbaton-stacked",
+        layout: str | os.PathLike[str] = "kvbaton-stacked",
         ladder: Sequence[int] = LADDER,
         *,
         dtype: str = "float16",
@@ -265,7 +268,7 @@ class GrowingCache:
         self.ladder = tuple(sorted(set(arguments.wholes(ladder, "ladder"))))
         if not self.ladder:
             raise UsageError("the ladder has no step", fields={"ladder": []})
-        self._dtype, self._threads, self._layout = dtype, threads, layout
+        self._dtype, self._threads, self._layout = dtype, threads, arguments.layout(layout)
         self._carried = dict(carried or {})
         self.inputs = self._made(cache, self._step(cache.tokens_seen))
 

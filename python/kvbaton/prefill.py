@@ -51,7 +51,7 @@ class Prefill:
         numerics: Literal["f32", "f16-storage", "f16-accumulate"] = "f16-storage",
         weights: Literal["resident", "streamed"] = "resident",
         max_memory: int | None = None,
-        layout: str | None = None,
+        layout: str | os.PathLike[str] | None = None,
         model: str | os.PathLike[str] | None = None,
     ) -> None:
         """Opens ``package``.
@@ -73,8 +73,8 @@ class Prefill:
         take more than ``max_memory`` bytes (what the machine has available, when ``None``) is refused before it is
         loaded.
 
-        ``layout`` (a preset's name, or TOML text that also names the program's inputs) and ``model`` (the folder
-        that the package was made from) say what a foreign package does not say of itself.
+        ``layout`` (a preset's name, or TOML that also names the program's inputs: a file or its text) and
+        ``model`` (the folder that the package was made from) say what a foreign package does not say of itself.
 
         Raises:
             UnavailableError: the engine is not of this system.
@@ -91,7 +91,7 @@ class Prefill:
             arguments.text(numerics, "numerics"),
             arguments.text(weights, "weights"),
             arguments.maybe_whole(max_memory, "max_memory"),
-            arguments.maybe_text(layout, "layout"),
+            None if layout is None else arguments.layout(layout),
             _facts(model),
         )
 

@@ -324,3 +324,28 @@ def test_an_engines_times_and_what_it_calls_are_looked_at(tmp_path: Path) -> Non
 def test_a_fakes_habits_are_looked_at(habit: str, wrong: Any) -> None:
     with pytest.raises(UsageError, match=f"^{habit} is {wrong}, which is n"):
         FakePrefill(**{"layers": 2, "kv_heads": 2, "head_dim": 8, habit: wrong})
+
+
+def test_a_layout_may_be_in_a_file(tmp_path: Path) -> None:
+    """As on the command line; what it says is what the text would have said."""
+    file = tmp_path / "mine.toml"
+    known = kvbaton.to_coreml(view(), "yetter", 8)
+    for text in (known.layout, "\ufeff" + known.layout):
+        file.write_text(text)
+        for given in (file, str(file)):
+            made = kvbaton.to_coreml(view(), given, 8)
+            assert made.arrays.keys() == known.arrays.keys()
+            for name, array in known.arrays.items():
+                np.testing.assert_array_equal(made.arrays[name], array)
+            grown = kvbaton.GrowingCache(view(), given, ladder=(8,)).inputs
+            assert grown.arrays.keys() == known.arrays.keys()
+            back = kvbaton.CacheView.from_arrays(known.arrays, given, tokens_seen=3)
+            np.testing.assert_array_equal(back.layers[1].arrays["key"], ROWS[1][:, :3])
+    with pytest.raises(UsageError, match="none.toml` cannot be read: No such file"):
+        kvbaton.to_coreml(view(), tmp_path / "none.toml")
+    file.write_bytes(b"\xff\xff")
+    with pytest.raises(UsageError, match="cannot be read"):
+        view(layout=file)
+    file.write_text("name = ")
+    with pytest.raises(LayoutError):
+        view(layout=file)
