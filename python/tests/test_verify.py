@@ -270,7 +270,7 @@ def test_what_is_usual_depends_on_the_decoder_s_type(models: Models) -> None:
     model = models("llama")
     view, tokens = cached(model)
     assert kvbaton.verify(view, view, model, tokens).to_dict()["thresholds"] == asdict(kvbaton.Thresholds())
-    model.set_dtype(mx.bfloat16)
+    model = cache_models.build("llama", mx.bfloat16, 7)
     assert kvbaton.verify(view, view, model, tokens).to_dict()["thresholds"] == asdict(coarse)
     mine = kvbaton.Thresholds(max_kl=0.5)
     mixed = kvbaton.verify(view, view, model, tokens, thresholds=mine).to_dict()
