@@ -89,7 +89,22 @@ def _by_verdict(found: Sequence[Result]) -> str:
         counts = [len(prompts) - ties - fails, ties, fails]
         counts += [sum(rung in failed for _, failed in prompts) for rung in rungs]
         rows.append("| " + " | ".join(map(str, [model, setting, *counts])) + " |")
-    return "\n".join([head, *rows])
+    return "\n".join([head, *rows]) + "\n\n" + _in_words(found)
+
+
+def _in_words(found: Sequence[Result]) -> str:
+    """What the text below says of all models together."""
+    coarse = [p for r in found if _varied(r) == "decoder bfloat16" for p in r["prompts"]]
+    fine = sum(bool(failed_rungs(p, "float32")) for p in coarse)
+    base = [p for r in found if _varied(r) == "–" for p in r["prompts"]]
+    kl, moved = (sorted(x for p in base for x in p[name]) for name in ("kl", "difference"))
+    if not kl:
+        return ""
+    return (
+        f"By a float32 decoder's thresholds {fine} of the {len(coarse)} prompts of a bfloat16 decoder would fail. "
+        f"At a step of the base the logit that moves most moves by {moved[len(moved) // 2]:.3f} in the median; "
+        f"99 of 100 steps diverge by less than {kl[99 * len(kl) // 100]:.1e} nats."
+    )
 
 
 def _as_listed(result: Result) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def seconds(value: Any, name: str) -> float | None:
     """A number of seconds, where something was said.
 
     Raises:
-        UsageError: it is no number, or there is no such time.
+        UsageError: it is no number.
     """
     if value is None:
         return None
